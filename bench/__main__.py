@@ -4,11 +4,12 @@
     python -m bench [SUBJECT ...] --seconds 500 --each 200 --out FILE, and the same with --go-on until all is there
     python -m bench [host] --against CHECKOUT [--out FILE] [--short] [--plan]
 
-Without subjects, all of them; what cannot run here is skipped with the reason. The file gets a line about the machine,
-and after each subject's lines one about how it went. Without --out it is a new file in docs/results, named by date and
-device; where nothing can run there is none, and the status is 2. What a limit of seconds stops keeps its lines; with
---go-on a run leaves out what the file has: subjects that ended well, and of stopped ones the cases, where they have
-many. With --against, public calls of this checkout and of another are timed in turns, on the GPU and on the host.
+Without subjects, all of them run; those that cannot run here are skipped with the reason. The file gets a line about
+the machine, and after each subject's lines one with its status. Without --out it is a new file in docs/results, named
+by date and device; if no subject can run, no file is written and the exit status is 2. A subject that a limit of
+seconds stops keeps its lines. With --go-on, a run leaves out the subjects that succeeded according to the file, and the
+finished cases of stopped ones, if the benchmark supports that. With --against, public calls of this checkout and of
+another are timed alternately, on the GPU and on the host.
 """
 
 import argparse
@@ -56,12 +57,12 @@ def command(name: str, subject: Subject, out: Path, asked: argparse.Namespace) -
 
 
 def obstacle(subject: Subject) -> str | None:
-    """Return why a subject cannot run here, or None when it can."""
+    """Return why a subject cannot run here, or None if it can."""
     return missing(subject.framework) if subject.gpu else None
 
 
 def said(asked: argparse.Namespace) -> str:
-    """Return the command as anyone can repeat it: quoted, and without the paths of this machine."""
+    """Return the command in a form that anyone can repeat: quoted, and without the paths of this machine."""
     words = ["python", "-m", "bench", *asked.subjects]
     words += ["--against", asked.against.resolve().name] if asked.against else []
     words += ["--baselines", "BASELINES"] if asked.baselines else []
@@ -72,7 +73,7 @@ def said(asked: argparse.Namespace) -> str:
 
 
 def new_file(folder: Path) -> Path:
-    """Return a file in ``folder`` that is not there yet, named by the date and the device."""
+    """Return the path of a new file in ``folder``, named by the date and the device."""
     name = f"{datetime.now(UTC):%Y-%m-%d}-{re.sub('[^a-z0-9]+', '-', _device().lower()).strip('-')}"
     paths = (folder / f"{name}{'' if i == 1 else f'-{i}'}.jsonl" for i in count(1))
     return next(path for path in paths if not path.exists())
@@ -86,7 +87,7 @@ def _device() -> str:
 
 
 def machine(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the record of where and when this is, and of what was asked for."""
+    """Return the record of the machine, the time and the command."""
     now = datetime.now(UTC)
     found: dict[str, Any] = {
         "bench": "machine",
@@ -121,7 +122,7 @@ def _version(name: str) -> str | None:
 
 
 def _cpu() -> str:
-    """Return the processor's name, where Linux reports it."""
+    """Return the processor's name, from Linux if it reports one."""
     about = Path("/proc/cpuinfo")
     lines = about.read_text(encoding="utf-8").splitlines() if about.exists() else []
     named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
@@ -131,14 +132,14 @@ def _cpu() -> str:
 def run(
     subjects: Mapping[str, Subject], out: Path, line_of: Mapping[str, list[str]], seconds: float, each: float
 ) -> bool:
-    """Run the subjects, tell what is skipped, stopped or fails, and return whether none was stopped or failed.
+    """Run the subjects and print their status; return whether none was stopped or failed.
 
     Args:
-        subjects: by name.
-        out: where their records go.
-        line_of: the command line of each.
-        seconds: how long they may take together.
-        each: how long each may take.
+        subjects: the subjects by name.
+        out: the file for their records.
+        line_of: the command line of each subject.
+        seconds: the time limit of all subjects together.
+        each: the time limit of each subject, in seconds.
     """
     well, end = True, time.monotonic() + seconds
     for name, subject in subjects.items():
@@ -156,7 +157,7 @@ def run(
         record: dict[str, Any] = {"bench": "subject", "subject": name, "status": None}
         try:
             record["status"] = waited(line_of[name], min(each, end - start))
-        finally:  # also where this process is asked to end
+        finally:  # even if this process is terminated
             record["seconds"] = round(time.monotonic() - start, 1)
             results.append(out, record)
         status = record["status"]
@@ -167,7 +168,7 @@ def run(
 
 
 def waited(line: list[str], seconds: float) -> int | None:
-    """Return the status of a command, or None where it was stopped after so many seconds, with all that it started."""
+    """Return the exit status of a command, or None if it was stopped, with its children, after ``seconds``."""
     process = subprocess.Popen(line, cwd=ROOT, start_new_session=True)
     try:
         return process.wait(None if seconds == math.inf else seconds)
@@ -184,7 +185,7 @@ def _ended(number: int, _: object) -> NoReturn:
 
 
 def main() -> int:
-    """Run what is asked for; the exit status is 1 if a subject failed."""
+    """Run the requested subjects; the exit status is 1 if one of them failed or was stopped."""
     about = "\n".join(f"  {name:10} {subject.what}" for name, subject in SUBJECTS.items())
     parser = argparse.ArgumentParser(
         prog="python -m bench",
@@ -229,7 +230,7 @@ def main() -> int:
 
 
 def chosen(asked: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Subject]:
-    """Return what is to run, by name; what cannot be meant is an error of the command line."""
+    """Return the subjects to run, by name; invalid arguments are errors of the command line."""
     names = asked.subjects or list(SUBJECTS)
     unknown = [name for name in names if name not in SUBJECTS]
     if unknown:

@@ -3,11 +3,12 @@
     python -m bench.accuracy [--json FILE] [--k 512 4096 53248] [--data random outliers] [--model FOLDER]
     python -m bench.accuracy --extract [--model FOLDER]
 
-For each mode of scales, data, k and number of rows every able kernel runs, with `use_fast_accum` and without. Errors
-are relative, in the Frobenius norm, against float64: "error" that of the product alone, against the product of the same
-codes and scales; "rounded" that of the exact product after its rounding to the result's dtype; "whole" with the
-quantization of both operands, against the product of what was quantized. The real weights and inputs are of two layers
-of the demo's encoder, which runs in fp32 for that; --extract does this alone, for a machine without a network.
+For each mode of scales, data, k and number of rows, every able kernel runs, with and without `use_fast_accum`. Errors
+are relative, in the Frobenius norm, to float64: "error" is that of the product alone, relative to the product of the
+same codes and scales; "rounded" that of the exact product rounded to the result's dtype; "whole" includes the
+quantization of both operands, and is relative to the product of the unquantized operands. The real weights and inputs
+are those of two layers of the demo's encoder, which runs in fp32 to get them; --extract does only this, so that they
+can be taken to a machine without a network.
 """
 
 import argparse
@@ -29,14 +30,14 @@ CHANNELS: Final = 1024
 MODES: Final = ("tensor", "row", "block")
 DATA: Final = ("random", "outliers")
 OUTLIERS: Final = 0.005
-"""The part of the input's columns that are `OUTLIER` times as large, as some features of language models are."""
+"""The fraction of the input's columns that are `OUTLIER` times as large, like some features of language models."""
 OUTLIER: Final = 50.0
 LAYERS: Final = ("encoder.layer.3.intermediate.dense", "encoder.layer.3.output.dense")
-"""Of the demo's encoder: k = 384 and k = 1536."""
+"""Layers of the demo's encoder, with k = 384 and k = 1536."""
 OUTS: Final = ("bfloat16", "float32")
 SEED: Final = 1
 KEPT: Final = Path(__file__).resolve().parent.parent / "build" / "minilm.npz"
-"""Where weights and inputs of `LAYERS` are kept."""
+"""The file with the weights and inputs of `LAYERS`."""
 
 
 class Case(NamedTuple):
@@ -50,7 +51,7 @@ class Case(NamedTuple):
 
 
 def extract(folder: Path) -> None:
-    """Keep weights and inputs of `LAYERS`, in half precision."""
+    """Save the weights and inputs of `LAYERS` in half precision."""
     module = demo.encoder_module()
     encoder = module.Encoder(folder)
     inputs: dict[str, Any] = {}
@@ -70,7 +71,7 @@ def extract(folder: Path) -> None:
 
 
 def made(case: Case) -> tuple[Any, Any]:
-    """Return x [m, k] and a weight [n, k] in bfloat16: normal numbers, in x with columns of outliers if asked for."""
+    """Return x [m, k] and a weight [n, k] in bfloat16, normally distributed; x has outlier columns if requested."""
     import torch
 
     torch.manual_seed(SEED)
@@ -82,7 +83,7 @@ def made(case: Case) -> tuple[Any, Any]:
 
 
 def real(model: Path | None) -> Iterator[tuple[str, Any, Any]]:
-    """Give name, x and weight of each of `LAYERS`; nothing where the model cannot be had."""
+    """Yield name, x and weight of each of `LAYERS`; nothing if the model is not available."""
     import torch
 
     if not KEPT.exists():
@@ -98,7 +99,7 @@ def real(model: Path | None) -> Iterator[tuple[str, Any, Any]]:
 
 
 class Quantized(NamedTuple):
-    """Both operands in FP8 with their scales, and as float64 matrices of what these stand for."""
+    """Both operands in FP8 with their scales, and dequantized to float64."""
 
     a: Any
     b: Any
@@ -109,7 +110,7 @@ class Quantized(NamedTuple):
 
 
 def quantized(mode: str, x: Any, weight: Any) -> Quantized:
-    """Quantize both operands as a linear layer of the mode does."""
+    """Quantize both operands as a linear layer with this mode of scales does."""
     import fp8core
 
     groups = {
@@ -132,12 +133,12 @@ def quantized(mode: str, x: Any, weight: Any) -> Quantized:
 
 
 def relative(got: Any, want: Any) -> float:
-    """Return an error in the Frobenius norm."""
+    """Return a relative error in the Frobenius norm."""
     return float((got.double() - want).norm() / want.norm())
 
 
 def problems(case: Case) -> Iterator[Any]:
-    """Give the problems of a case: each dtype of the result with use_fast_accum and without."""
+    """Yield the problems of a case: each dtype of the result, with and without use_fast_accum."""
     from fp8core.ops.explain import explain_product
 
     modes: Any = {"tensor": ("tensor", "tensor"), "row": ("row", "row"), "block": ("group", "block")}[case.mode]
@@ -155,7 +156,7 @@ def choices(p: Any) -> list[Any]:
 
 
 def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
-    """Give a record for every kernel that can run a product, by dtype of the result and use_fast_accum."""
+    """Yield a record for every able kernel, for each dtype of the result and value of use_fast_accum."""
     import torch
 
     from bench.decode import Operands, launched
@@ -188,7 +189,7 @@ def measure(case: Case, x: Any, weight: Any) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure, or keep a part of a real model to measure."""
+    """Measure the errors, or only save the parts of a real model for it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line a result to this file")
     parser.add_argument("--k", nargs="+", type=int, default=DEPTHS)

@@ -1,12 +1,12 @@
-"""Public calls of this checkout and of another, timed in turns: on the GPU inside CUDA graphs, and on the host.
+"""Times public calls of this checkout and of another alternately: on the GPU inside CUDA graphs, and on the host.
 
     python -m bench.against CHECKOUT [--json FILE] [--kinds gpu host] [--short] [--dry-run]
 
-Each checkout runs in a process of its own, one at a time and both on one core, for two cores of a machine may differ by
-half; every turn takes the two in random order. On the GPU weights, inputs and results rotate over more memory than L2
-holds. A ratio is the median over the turns of this checkout's time by the other's. Only public functions are called, so
-the other may be any version from 0.1 on. --dry-run makes every call once in both and times nothing; without a GPU it
-runs them on the host engine.
+Each checkout runs in its own process. Only one runs at a time, and both use the same core, as two cores of a machine
+may differ by half; every turn times the two in random order. On the GPU, weights, inputs and results rotate over more
+memory than L2 holds. A ratio is the median, over the turns, of this checkout's time divided by the other's. Only public
+functions are called, so the other checkout may be any version from 0.1 on. --dry-run makes every call once in both and
+times nothing; without a GPU it runs them on the host engine.
 """
 
 import argparse
@@ -29,9 +29,9 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 KINDS: Final = ("gpu", "host")
 TURNS: Final = {"gpu": 15, "host": 41}
 STRETCH_MS: Final = {"gpu": 0.4, "host": 1.0}
-"""A timed stretch lasts at least this long; of the host's so short that the device's queue never fills."""
+"""A timed stretch lasts at least this long; on the host it is so short that the device's queue never fills."""
 NOISE: Final = {"gpu": 0.02, "host": 0.05}
-"""Ratios further above 1 are marked."""
+"""Ratios that exceed 1 by more than this are marked as slower."""
 
 
 class Checkout:
@@ -49,7 +49,7 @@ class Checkout:
         self.process.stdin.flush()
 
     def receive(self) -> dict[str, Any]:
-        """Return the answer to the oldest request without one.
+        """Return the answer to the oldest request that has none yet.
 
         Raises:
             RuntimeError: the process has ended.
@@ -62,7 +62,7 @@ class Checkout:
         return answer
 
     def ms(self, rounds: int) -> float:
-        """Return the milliseconds of one of ``rounds`` runs of the calls that were made last.
+        """Return the milliseconds of one run of the last prepared calls, averaged over ``rounds`` runs.
 
         Raises:
             RuntimeError: the call failed, or the process has ended.
@@ -75,14 +75,14 @@ class Checkout:
 
 
 def share_a_core() -> None:
-    """Keep this process and those that it starts from now on on one core, where the system can."""
+    """Pin this process, and the processes that it starts from now on, to one core, if the system supports it."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
 
 @contextmanager
 def started(paths: dict[str, Path]) -> Iterator[dict[str, Checkout]]:
-    """Give the processes of checkouts, ready for requests; they end with the block."""
+    """Start a process for each checkout, and wait until all are ready for requests; they end with the block."""
     found = {name: Checkout(path) for name, path in paths.items()}
     try:
         for checkout in found.values():
@@ -96,14 +96,14 @@ def started(paths: dict[str, Path]) -> Iterator[dict[str, Checkout]]:
 
 
 def prepared(sides: dict[str, Checkout], kind: str, case: int, short: bool) -> dict[str, dict[str, Any]]:
-    """Make a call in all checkouts at once and return the answers: how many calls a run has, or what went wrong."""
+    """Prepare a call in all checkouts at once; return their answers: the number of calls in a run, or the error."""
     for side in sides.values():
         side.send(do="prepare", kind=kind, case=case, short=short)
     return {name: side.receive() for name, side in sides.items()}
 
 
 def measure(sides: dict[str, Checkout], kind: str, name: str, case: int, short: bool, dry: bool) -> dict[str, Any]:
-    """Return one record: the call, both times and their ratio, or what kept it from having them."""
+    """Return one record: the call, both times and their ratio, or the errors."""
     record: dict[str, Any] = {"bench": "against", "kind": kind, "case": name}
     answers = prepared(sides, kind, case, short)
     wrong = {side: answer["error"] for side, answer in answers.items() if "error" in answer}
@@ -122,7 +122,7 @@ def measure(sides: dict[str, Checkout], kind: str, name: str, case: int, short: 
 
 
 def cells(record: dict[str, Any]) -> list[str]:
-    """Return a record as a line of the table."""
+    """Return the cells of a record in the table."""
     if "ratio" not in record:
         said = "; ".join(f"{side}: {why}" for side, why in record.get("wrong", {}).items()) or "runs in both"
         return [record["case"], "-", "-", "-", "-", said]

@@ -1,4 +1,4 @@
-"""Which tile of a kernel, or which algorithm of a library, runs a product: as records name it."""
+"""Describes in records which tile of a kernel, or which algorithm of a library, runs a product."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,16 +16,16 @@ PRODUCTS: Final[dict[str, Callable[[ScaledMm], Product]]] = {
     "cublaslt_epilogue": mapping.accumulation,
     "cublaslt_pad_m": padded_product,
 }
-"""The product that the library is asked for, by kernels."""
+"""By kernel: the function that returns the product that the library computes."""
 
 
 def name_of(p: ScaledMm, choice: Choice) -> str:
-    """Return the name of an algorithm of a kernel: of `sm90_tiled` a tile, empty of kernels that have one alone."""
+    """Return the name of a kernel's algorithm: a tile for `sm90_tiled`; empty for kernels with one algorithm."""
     return SCALED_MM.kernel(choice.kernel).algorithms(p)[choice.algorithm]
 
 
 def described(p: ScaledMm, choice: Choice) -> dict[str, Any]:
-    """Return the kernel, the algorithm by its number and its name, and what cuBLASLt says of one of its own."""
+    """Return the kernel, the algorithm's number and name, and cuBLASLt's attributes of its own algorithms."""
     return {"kernel": choice.kernel, "algorithm": choice.algorithm, "name": name_of(p, choice), **_about(p, choice)}
 
 

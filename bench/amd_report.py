@@ -1,9 +1,9 @@
-"""Everything that a first run on an AMD GPU can tell, written into one file.
+"""Writes everything that a first run on an AMD GPU can reveal into one file.
 
     python -m bench.amd_report [--out amd-report.txt] [--only STEP ...] [--list]
 
-Each step runs in a process of its own with a time limit. One that fails, hangs or is absent is recorded, and the next
-one runs. The file grows as steps end, so that it says something whatever happens; send all of it back.
+Each step runs in its own process with a time limit. A step that fails, hangs or is absent is recorded, and the next one
+runs. The file is written after each step, so that it is useful whatever happens; send all of it back.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from typing import Final, NamedTuple, TextIO
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 KEPT: Final = 60_000
-"""Characters of a step's output that are kept, of its end; a step says what matters last."""
+"""The number of characters kept from the end of a step's output; steps print the important results last."""
 
 
 class Step(NamedTuple):
-    """One process of the report, and what it decides."""
+    """One process of the report, and the question that it answers."""
 
     name: str
     decides: str
@@ -35,7 +35,7 @@ class Step(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a step went: what is said of it in a word, and its seconds."""
+    """The result of a step: a short verdict, and its seconds."""
 
     name: str
     verdict: str
@@ -116,7 +116,7 @@ STEPS: Final = (
 
 
 def run(step: Step, out: TextIO) -> Outcome:
-    """Run a step to its end or its limit, write what it said, and return how it went."""
+    """Run a step to its end or its time limit, write its output, and return its outcome."""
     title = f"==== {step.name}: {step.decides}"
     variables = " ".join(f"{name}={value}" for name, value in step.environment)
     print(f"{title}\n$ {' '.join(filter(None, (variables, *step.command)))}", file=out, flush=True)
@@ -147,7 +147,7 @@ def _output(step: Step) -> tuple[str, str]:
     try:
         said, _ = process.communicate(timeout=60 * step.minutes)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: what it started, too
+        os.killpg(process.pid, signal.SIGKILL)  # the step has its own session: this also kills its children
         said, _ = process.communicate()
         return said, f"ENDED after its limit of {step.minutes:g} min"
     except BaseException:
@@ -159,7 +159,7 @@ def _output(step: Step) -> tuple[str, str]:
 
 
 def write(path: Path, steps: Sequence[Step]) -> list[Outcome]:
-    """Write the report of some steps to a file, and return how they went."""
+    """Write the report of some steps to a file, and return their outcomes."""
     outcomes: list[Outcome] = []
     with path.open("w", encoding="utf-8") as out:
         commit = subprocess.run(
@@ -182,7 +182,7 @@ def write(path: Path, steps: Sequence[Step]) -> list[Outcome]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit status is 0 where the report was written, whatever it says."""
+    """Run the command line; the exit status is 0 if the report was written, whatever its content."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("amd-report.txt"), help="the file that is written")
     names = [step.name for step in STEPS]

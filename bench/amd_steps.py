@@ -1,4 +1,4 @@
-"""Steps of the AMD report that are no tests: each one prints what it finds, and is a process of its own.
+"""Steps of the AMD report that are not tests: each one prints its findings, and runs in its own process.
 
 python -m bench.amd_steps STEP
 """
@@ -46,14 +46,14 @@ ORDERS: Final = {
 
 
 def import_() -> None:
-    """Import CuPy and say how it was built."""
+    """Import CuPy and print how it was built."""
     cupy = import_module("cupy")
     cupy.show_config()
     print("HIP:", cupy.cuda.runtime.is_hip, cupy.cuda.runtime.runtimeGetVersion(), "hipRTC:", compiler.version())
 
 
 def libraries() -> None:
-    """Say what the shared objects of CuPy do not find."""
+    """Print the libraries that the shared objects of CuPy do not find."""
     missing: dict[str, list[str]] = {}
     for name in ("cupy", "cupy_backends"):
         spec = util.find_spec(name)
@@ -69,7 +69,7 @@ def libraries() -> None:
 
 
 def runtimes() -> None:
-    """Say which HIP runtimes are mapped, by the order of imports."""
+    """Print which HIP runtimes are mapped, for each order of imports."""
     for name, code in ORDERS.items():
         if "torch" in name and util.find_spec("torch") is None:
             print(f"{name}: PyTorch is not installed")
@@ -97,7 +97,7 @@ def _same(got: Any, want: Any) -> str:
 
 
 def replay() -> None:
-    """Say what a replayed graph computes from operands that changed after its capture."""
+    """Print what a replayed graph computes from operands that changed after its capture."""
     cupy = device.cupy()
     stream, dtype = cupy.cuda.Stream(non_blocking=True), native_e4m3(device.target(0))
     weight = _quantized(512, 1024, 1)
@@ -110,7 +110,7 @@ def replay() -> None:
                 return codes, (_product(codes, weight) if not options else None)
 
             with stream:
-                calls()  # compiles, and lets the library load what it needs
+                calls()  # compiles the kernels, and lets the library load its own
                 stream.synchronize()
                 made: list[Any] = []
                 graph = hip_graphs.HipGraph(stream.ptr, lambda run=calls, made=made: made.append(run()))
@@ -125,7 +125,7 @@ def replay() -> None:
 
 
 def streams(calls: int = 10_000) -> None:
-    """Multiply on two streams at once and compare with what one stream gives."""
+    """Multiply on two streams at once, and compare with the results of one stream."""
     cupy = device.cupy()
     a, b = _quantized(256, 8192, 1), _quantized(4096, 8192, 2)
     print(fp8core.explain(fp8core.scaled_mm_nt, a.data, b.data, a.scale, b.scale, out_dtype="float16").chosen)
@@ -146,7 +146,7 @@ def streams(calls: int = 10_000) -> None:
 
 
 def late() -> None:
-    """Capture products whose stream, and then whose shape, was never used before."""
+    """Capture products on a stream that was not used before, and then with a shape that was not used before."""
     cupy = device.cupy()
     b = _quantized(1024, 1024, 2)
     known, unknown = _quantized(256, 1024, 1), _quantized(320, 1024, 1)
@@ -165,7 +165,7 @@ def late() -> None:
 
 
 def sticky() -> None:
-    """Let a launch fail, and see whether others find its error."""
+    """Let a launch fail, and print whether CuPy and torch see its error afterwards."""
     target = device.target(0)
     try:
         launches.Launcher(target, compiler.Function(0, None), "nothing", "P", (64, 1, 1), 0, b"")(0, (1, 1, 1), 0)
@@ -179,7 +179,7 @@ def sticky() -> None:
 
 
 def stream1() -> None:
-    """Use the default stream by its other number."""
+    """Use the default stream by both of its numbers."""
     a, b = _quantized(32, 1024, 1), _quantized(256, 1024, 2)
     for number in (0, 1):
         got = _product(a, b, stream=number)
@@ -187,7 +187,7 @@ def stream1() -> None:
 
 
 def results() -> None:
-    """Say which kernel gives FP8 results, and where they saturate."""
+    """Print which kernel computes FP8 results, and where they saturate."""
     a, b = _quantized(256, 1024, 1, 100.0), _quantized(512, 1024, 2, 100.0)
     for out in FORMATS:
         call = (a.data, b.data, a.scale, b.scale)
@@ -201,7 +201,7 @@ def results() -> None:
 
 
 def offers() -> None:
-    """Say how many algorithms hipBLASLt offers, by workspace, bias and scales."""
+    """Print how many algorithms hipBLASLt offers, by workspace, bias and scales."""
     target, library = device.target(0), find("hip")
     if isinstance(library, str):
         raise SystemExit(library)

@@ -1,6 +1,6 @@
-"""What fp8core's quantization is compared with: found where the benchmark runs, and left out by name where it is not.
+"""The baselines of fp8core's quantization; those that are not installed are left out.
 
-`load(folder)` gives the kernels of vLLM and SGLang that a folder holds (vllm_C.so, sgl_ops.so). For measuring only.
+`load(folder)` loads the kernels of vLLM and SGLang in a folder (vllm_C.so, sgl_ops.so). For measuring only.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ LARGEST = 448.0
 
 
 class Result(NamedTuple):
-    """Where a baseline writes: codes and scales as the case has them."""
+    """The codes and scales that a baseline writes, in the shapes of the case."""
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -26,9 +26,9 @@ Baseline = Callable[[torch.Tensor, Result], object]
 
 
 def copy(bytes_: int) -> Callable[[], object]:
-    """Return a copy that moves ``bytes_``, half of them read and half written, between buffers of its own.
+    """Return a copy between its own buffers that moves ``bytes_``: half of them are read, half are written.
 
-    Large ones are rounded up to whole pieces, of 64 KB and of 2 MB: of other sizes the driver's copy is slower by half.
+    Large copies are rounded up to multiples of 64 KB or 2 MB: at other sizes the driver's copy is slower by half.
     """
     piece = 1 << 21 if bytes_ >= 1 << 26 else 65_536 if bytes_ >= 1 << 21 else 16
     source, target = (
@@ -39,13 +39,13 @@ def copy(bytes_: int) -> Callable[[], object]:
 
 
 class Loaded(NamedTuple):
-    """The namespaces of operators that could be loaded."""
+    """The namespaces of the operators that were loaded, or None."""
 
     vllm: Any
     sgl: Any
 
     def quantizers(self, mode: str) -> Iterator[tuple[str, Baseline]]:
-        """Yield name and baseline of each library that has ``mode``."""
+        """Yield the name and the baseline of each library that supports ``mode``."""
         if self.vllm is not None:
             yield from _vllm(self.vllm, mode)
         if self.sgl is not None:
@@ -53,7 +53,7 @@ class Loaded(NamedTuple):
 
 
 def load(folder: Path | None) -> Loaded:
-    """Return the libraries in ``folder``, None for one that is absent."""
+    """Load the libraries in ``folder``; one that is absent is None."""
 
     def library(file: str, namespace: str) -> Any:
         if folder is None or not (folder / file).exists():
@@ -91,7 +91,7 @@ def _sgl(ops: Any, mode: str) -> Iterator[tuple[str, Baseline]]:
 
 
 def triton(mode: str, cols: int) -> Iterator[tuple[str, Baseline]]:
-    """Yield the kernel written in Triton, if Triton is installed and the kernel takes rows of ``cols``."""
+    """Yield the Triton kernel, if Triton is installed and the kernel supports rows of ``cols`` elements."""
     if util.find_spec("triton") is None:
         return
     from bench.triton_kernels import QUANTIZERS
@@ -116,7 +116,7 @@ def scales(x: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def codes(x: torch.Tensor, scale: torch.Tensor, mode: str) -> torch.Tensor:
-    """Return the codes of ``x`` by PyTorch's own arithmetic, one operation at a time: the oracle, bit for bit."""
+    """Return the codes of ``x``, computed by PyTorch one operation at a time: the bit-exact oracle."""
     rows, cols = x.shape
     if mode in ("static", "tensor"):
         values = x.float() * (torch.ones((), device=x.device) / scale)
@@ -128,7 +128,7 @@ def codes(x: torch.Tensor, scale: torch.Tensor, mode: str) -> torch.Tensor:
 
 
 def compiled(mode: str) -> Baseline:
-    """Return the oracle as torch.compile fuses it."""
+    """Return the oracle, fused by torch.compile."""
 
     def quantize(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         found = scale if mode == "static" else scales(x, mode)

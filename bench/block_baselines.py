@@ -1,7 +1,7 @@
-"""Products with 1x128 x 128x128 scales that a folder's ``site`` has beside the libraries of `bench.baselines`.
+"""Baselines for products with 1x128 x 128x128 scales: packages in the subfolder ``site`` of the baselines' folder.
 
-DeepGEMM (package deep_gemm), SGLang's fork of it (sgl_deep_gemm) and FlashInfer's product for sm_90 (flashinfer_gemm),
-each where its package is there and can be imported. For measuring only.
+They are DeepGEMM (package deep_gemm), SGLang's fork of it (sgl_deep_gemm) and FlashInfer's product for sm_90
+(flashinfer_gemm), if the package exists and can be imported. For measuring only.
 """
 
 import sys
@@ -13,9 +13,9 @@ from typing import Any, Final
 import torch
 
 Call = Callable[[Any], torch.Tensor]
-"""Takes the operands of `bench.decode`: scales are [m, k / 128], m-major, and [n / 128, k / 128]."""
+"""Takes the operands of `bench.decode`; the scales are [m, k / 128], m-major, and [n / 128, k / 128]."""
 ROWS: Final = 4
-"""FlashInfer's scales of a have a multiple of so many rows: 16 bytes."""
+"""FlashInfer requires scales of a with a multiple of this number of rows (16 bytes)."""
 
 
 def _deep_gemm(module: Any) -> Call:
@@ -30,7 +30,7 @@ def _flashinfer(module: Any) -> Call:
     kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def padded(scale: torch.Tensor) -> torch.Tensor:
-        """Return the scales as the kernel has them. Those of the last call are kept: a layer would store them so."""
+        """Return the scales in the kernel's layout. The last ones are cached, as a layer would store them so."""
         if not kept or kept[0][0] is not scale:
             kept[:] = [(scale, torch.nn.functional.pad(scale.T, (0, -scale.shape[0] % ROWS)).contiguous())]
         return kept[0][1]
@@ -50,7 +50,7 @@ PACKAGES: Final = {
 
 
 def load(folder: Path) -> Iterator[tuple[str, Call]]:
-    """Yield name and product of each package in the folder's ``site``; say of those that cannot be imported why."""
+    """Yield the name and the product of each package in the folder's ``site``; print why others cannot be imported."""
     site = folder / "site"
     sys.path.insert(0, str(site))
     for name, (package, call) in PACKAGES.items():

@@ -1,6 +1,7 @@
-"""Boosted decision trees: each asks all rows the same few questions and is fitted to what those before it leave.
+"""Boosted oblivious decision trees: each tree is fitted to the residuals of those before it.
 
-A tree of depth d is d pairs of a feature and a threshold, and 2 ** d leaves: little to store, quickly evaluated.
+All nodes of one level of a tree have the same test. So a tree of depth d consists of d pairs of a feature and a
+threshold, and of 2 ** d leaves: it is small to store and quick to evaluate.
 """
 
 import random
@@ -13,33 +14,33 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Tree = tuple[list[tuple[int, float]], list[int]]
-"""Pairs of a feature's number and a threshold, and the leaves in units of `How.unit`."""
+"""Pairs of a feature's index and a threshold, and the leaves in units of `How.unit`."""
 BINS: Final = 32
 
 
 class How(NamedTuple):
-    """How trees are fitted."""
+    """The hyperparameters of fitting."""
 
     trees: int = 200
     depth: int = 4
     rate: float = 0.15
-    """The part of what is left that a tree takes."""
+    """The learning rate: the fraction of the residual that a tree corrects."""
     prior: float = 5.0
-    """The weight of a row of 0 that each leaf has beside its own."""
+    """The weight of a row with residual 0 that is added to each leaf (regularization)."""
     rows: float = 0.6
-    """The part of the rows that a tree sees."""
+    """The fraction of the rows that a tree is fitted to."""
     columns: float = 0.5
-    """The part of the features that it may ask for."""
+    """The fraction of the features that a tree may use."""
     most: float = 0.5
-    """What is left counts so much at most."""
+    """Residuals are clipped to this magnitude."""
     unit: float = 1e-4
     """Leaves are rounded to multiples of this."""
     greatest: int = 10_000
-    """Leaves have so many units at most."""
+    """Leaves are clipped to this many units."""
 
 
 def thresholds(column: Floats) -> Floats:
-    """Return at most `BINS` - 1 values between which a feature is told apart, to six digits."""
+    """Return at most `BINS` - 1 thresholds for a feature, rounded to six digits."""
     values = np.unique(column)
     if len(values) > BINS:
         values = np.unique(np.quantile(column, np.linspace(0, 1, BINS + 1)[1:-1], method="lower"))
@@ -49,9 +50,9 @@ def thresholds(column: Floats) -> Floats:
 
 
 def fit(asked: Floats, wanted: Floats, weights: Floats, how: How | None = None) -> list[Tree]:
-    """Return trees whose sum is near what is ``wanted``: ``asked`` has a row of features for each of it.
+    """Return trees whose sum approximates ``wanted``; ``asked`` has a row of features for each of its elements.
 
-    The same rows give the same trees: what is left out of each follows from a seed.
+    The same rows give the same trees: rows and features are sampled with a fixed seed.
     """
     how, chance = how or How(), random.Random(0)
     edges = [thresholds(column) for column in asked.T]
@@ -78,7 +79,7 @@ def fit(asked: Floats, wanted: Floats, weights: Floats, how: How | None = None) 
 
 
 def sums(trees: Iterable[Tree], asked: Floats, how: How) -> Floats:
-    """Return what trees say of rows of features."""
+    """Return the predictions of trees for rows of features."""
     found = np.zeros(len(asked))
     for cuts, leaves in trees:
         places: Numbers = np.zeros(len(asked), dtype=np.int64)
@@ -89,16 +90,16 @@ def sums(trees: Iterable[Tree], asked: Floats, how: How) -> Floats:
 
 
 class Seen(NamedTuple):
-    """The rows that a tree sees."""
+    """The rows that a tree is fitted to."""
 
     codes: Numbers
     weights: Floats
     wanted: Floats
-    """What is left of each, times its weight."""
+    """The residual of each row, times its weight."""
 
 
 def _best(own: Seen, columns: list[int], edges: list[Floats], leaf: Numbers, how: How) -> tuple[int, int]:
-    """Return the feature and the number of the threshold that explain most, asked of all leaves alike."""
+    """Return the feature and the index of the threshold with the largest gain, as a test for all leaves of a level."""
     best, gain = (columns[0], 0), -1.0
     size = (int(leaf.max()) + 1) * BINS
     for column in columns:

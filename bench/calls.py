@@ -1,6 +1,6 @@
-"""Calls of public functions, plain and with memory of the caller: what `bench.host` and `bench.against` time.
+"""The calls of public functions that `bench.host` and `bench.against` time, with and without given results.
 
-Only public names of fp8core that version 0.1 has too stand here, so that an older checkout can run them.
+This module uses only public names that fp8core 0.1 has, too, so that an older checkout can run it.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,13 +28,13 @@ SCALES: Final[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
     "row": ({"group_shape": PER_TOKEN}, {"group_shape": PER_CHANNEL}),
     "block": ({"group_shape": GROUP_128, "scale_layout": "mn"}, {"group_shape": BLOCK_128}),
 }
-"""How a and the weight of a product are quantized."""
+"""By mode: the arguments of `quantize` for a and for the weight of a product."""
 EPSILON: Final = 1e-5
 ROWS: Final = (1, 16, 64, 128, 1024)
 
 
 class PublicCall(NamedTuple):
-    """A call by its name, the bytes that it moves at least, and what makes operands of its own and gives the call."""
+    """A call: its name, the least bytes that it moves, and a function that makes new operands and returns the call."""
 
     name: str
     bytes: int
@@ -42,7 +42,7 @@ class PublicCall(NamedTuple):
 
 
 def normal(rows: int, cols: int) -> torch.Tensor:
-    """Return bfloat16 numbers of magnitude 1."""
+    """Return normally distributed bfloat16 numbers."""
     return torch.randn(rows, cols, device=DEVICE).bfloat16()
 
 
@@ -78,7 +78,7 @@ def dequantize(name: str, rows: int, cols: int, *, given: bool) -> PublicCall:
 
 
 def norm(name: str, rows: int, cols: int, *, residual: bool, given: bool) -> PublicCall:
-    """Return RMS norm with quantization per token, of a sum with a residual if asked."""
+    """Return RMS norm with quantization per token, optionally of a sum with a residual."""
 
     def make() -> Run:
         x, weight = normal(rows, cols), normal(1, cols)[0].contiguous()
@@ -90,7 +90,7 @@ def norm(name: str, rows: int, cols: int, *, residual: bool, given: bool) -> Pub
 
 
 def silu(name: str, mode: str, rows: int, cols: int, *, given: bool) -> PublicCall:
-    """Return SiLU times a factor with quantization."""
+    """Return SiLU of the gate times up, with quantization."""
 
     def make() -> Run:
         x, options = normal(rows, 2 * cols), dict(MODES[mode])
@@ -101,7 +101,7 @@ def silu(name: str, mode: str, rows: int, cols: int, *, given: bool) -> PublicCa
 
 
 def product(name: str, mode: str, m: int, n: int, k: int, *, stored: bool, given: bool) -> PublicCall:
-    """Return a product, by `scaled_mm_nt` if the weight is to be given as it is stored, else by `scaled_mm`."""
+    """Return a product, by `scaled_mm_nt` if the weight is passed as it is ``stored``, else by `scaled_mm`."""
 
     def make() -> Run:
         of_a, of_weight = SCALES[mode]
@@ -116,7 +116,7 @@ def product(name: str, mode: str, m: int, n: int, k: int, *, stored: bool, given
 
 
 def linear(name: str, m: int, n: int, k: int, *, prepared: bool, given: bool) -> PublicCall:
-    """Return a linear layer per token x per channel, by `Fp8Linear` if it is to be prepared, else by `linear`."""
+    """Return a linear layer, per token x per channel, by `Fp8Linear` if ``prepared``, else by `linear`."""
 
     def make() -> Run:
         x, weight = normal(m, k), fp8core.quantize(normal(n, k))
@@ -142,7 +142,7 @@ def requantize(name: str, rows: int, cols: int, *, given: bool) -> PublicCall:
 
 
 def normalize(name: str, rows: int, cols: int, *, given: bool, back: bool = False) -> PublicCall:
-    """Return e4m3fn to e4m3fnuz, or the way back."""
+    """Return the conversion from e4m3fn to e4m3fnuz, or ``back``."""
     to, function = torch.float8_e4m3fnuz, fp8core.normalize_e4m3fn_to_e4m3fnuz
     if back:
         to, function = torch.float8_e4m3fn, fp8core.normalize_e4m3fnuz_to_e4m3fn
@@ -156,9 +156,9 @@ def normalize(name: str, rows: int, cols: int, *, given: bool, back: bool = Fals
 
 
 def host_calls() -> Iterator[PublicCall]:
-    """Yield each public function, plain and with memory of the caller, of sizes whose kernels end before their calls.
+    """Yield a call of each public function, with and without given results; kernels take less time than the calls.
 
-    The names are those of the records, with which baselines and goals are compared.
+    The names are those in the records, by which baselines and goals refer to them.
     """
     m, k, n = 16, 1024, 1024
     for given in (False, True):
@@ -198,7 +198,7 @@ def _channelwise() -> Run:
 
 
 def gpu_calls(width: int = 4096, rows: tuple[int, ...] = ROWS) -> Iterator[PublicCall]:
-    """Yield quantization, producers, products and layers, all into memory of the caller, and layers without."""
+    """Yield quantization, producers, products and layers, all with given results, and layers also without."""
     n, k = width + width // 2, width
     for m in (1, 64, width):
         for mode in MODES:
@@ -219,7 +219,7 @@ def gpu_calls(width: int = 4096, rows: tuple[int, ...] = ROWS) -> Iterator[Publi
 
 
 def calls_of(kind: str, short: bool) -> list[PublicCall]:
-    """Return the calls of a kind, "gpu" or "host"; the short ones of the GPU are for a look at whether they run."""
+    """Return the calls of a kind, "gpu" or "host"; ``short`` selects small GPU calls that only show that they run."""
     if kind == "host":
         return list(host_calls())
     return list(gpu_calls(256, (1, 16, 80)) if short else gpu_calls())

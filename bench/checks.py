@@ -1,4 +1,4 @@
-"""What is checked of results: cases of a goal, the part of its bound that each uses, and what was measured."""
+"""Checks results against goals: the cases of a goal, how much of its bound each uses, and the measurement."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
@@ -8,11 +8,12 @@ from bench.labels import LIBRARY
 from bench.results import Record, Results, best_baseline, own, shape, us, values
 
 ON_CHIP: Final = 32 << 20
-"""Bytes of input up to which a tensor is read from memory once even if its scale comes from all of it."""
+"""Up to this many bytes of input, quantization per tensor reads a tensor from memory once, although its scale needs
+all of it."""
 
 
 class Check(NamedTuple):
-    """One case of a goal: its name, the part of the bound that it uses (up to 1 is met), and what was measured."""
+    """A case of a goal: its name, the fraction of the bound that it uses (met up to 1), and the measurement as text."""
 
     case: str
     used: float
@@ -20,7 +21,7 @@ class Check(NamedTuple):
 
     @property
     def met(self) -> bool:
-        """Whether it keeps the bound."""
+        """Whether the case meets the bound."""
         return self.used <= 1
 
 
@@ -40,7 +41,7 @@ def above(records: Sequence[Record], bound: float) -> Iterator[Check]:
 
 
 def of_copy(records: Sequence[Record], bound: float) -> Iterator[Check]:
-    """Check the share of the copy's speed."""
+    """Check the speed as a fraction of the copy's."""
     for r in records:
         mine, copy = us(r, "fp8core"), us(r, "copy")
         if mine and copy:
@@ -48,7 +49,7 @@ def of_copy(records: Sequence[Record], bound: float) -> Iterator[Check]:
 
 
 def times_copy(records: Sequence[Record], bound: Callable[[float], float]) -> Iterator[Check]:
-    """Check the time against a bound that depends on the copy's."""
+    """Check the time against a bound that depends on the copy's time."""
     for r in records:
         mine, copy = us(r, "fp8core"), us(r, "copy")
         if mine and copy:
@@ -56,7 +57,7 @@ def times_copy(records: Sequence[Record], bound: Callable[[float], float]) -> It
 
 
 def ratio(records: Sequence[Record], other: Callable[[Record], float | None], bound: float) -> Iterator[Check]:
-    """Check the time against another's."""
+    """Check the time relative to another time of the same record."""
     for r in records:
         mine, theirs = own(r), other(r)
         if mine and theirs:
@@ -64,7 +65,7 @@ def ratio(records: Sequence[Record], other: Callable[[Record], float | None], bo
 
 
 def median_of(checks: Iterable[Check], bound: float) -> Iterator[Check]:
-    """Check the median of what the checks of a bound of 1 measured."""
+    """Check the median of other checks, which were made with a bound of 1."""
     used = [check.used for check in checks]
     if used:
         middle = median(used)
@@ -77,27 +78,27 @@ def others(record: Record) -> float | None:
     return min(values(lambda r: us(r, LIBRARY), [record]) + ([best[0]] if best else []), default=None)
 
 
-# Which records a goal is about.
+# The records of a goal.
 
 
 def few(found: Results, modes: Sequence[str], least: int, most: int) -> list[Record]:
-    """Return products of some scales and rows."""
+    """Return the products with these modes of scales and with ``least`` to ``most`` rows."""
     return [r for r in found.decode if r["mode"] in modes and least <= r["m"] <= most]
 
 
 def many(found: Results, *, blocks: bool) -> list[Record]:
-    """Return products of more than 64 rows, with blocked scales or without."""
+    """Return the products with more than 64 rows, with or without blocked scales."""
     return [r for r in found.decode if r["m"] > 64 and (r["mode"] == "block") is blocks]
 
 
 def per_tensor(found: Results, *, on_chip: bool) -> list[Record]:
-    """Return quantizations with one scale for more than one row, of tensors that the chip holds or does not."""
+    """Return quantizations per tensor of more than one row, of tensors that fit on the chip or do not."""
     tensors = [r for r in found.quantize if r["mode"] == "tensor" and r["rows"] > 1]
     return [r for r in tensors if (2 * r["rows"] * r["cols"] <= ON_CHIP) is on_chip]
 
 
 def one_token(found: Results, bound: float) -> Iterator[Check]:
-    """Check the time of one token with one scale."""
+    """Check the time of quantizing one token per tensor."""
     for r in found.quantize:
         time = us(r, "fp8core")
         if r["rows"] == 1 and r["mode"] == "tensor" and time:
@@ -105,7 +106,7 @@ def one_token(found: Results, bound: float) -> Iterator[Check]:
 
 
 def layers(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:
-    """Check the time of linear layers of some rows above the floor."""
+    """Check the time above the floor of linear layers with ``least`` to ``most`` rows."""
     for r in found.linear:
         time = us(r, "fp8core")
         if least <= r["m"] <= most and time:
@@ -114,7 +115,7 @@ def layers(found: Results, bound: float, least: int, most: int) -> Iterator[Chec
 
 
 def jax_layers(found: Results, bound: float) -> Iterator[Check]:
-    """Check the time of a decoder layer under jax.jit against that in bfloat16."""
+    """Check the time of a decoder layer under jax.jit relative to bfloat16."""
     for r in found.jax_layer:
         fp8, bf16 = us(r, "fp8"), us(r, "bf16")
         if fp8 and bf16:
@@ -122,7 +123,7 @@ def jax_layers(found: Results, bound: float) -> Iterator[Check]:
 
 
 def hf_decoders(found: Results, bound: float, modes: Sequence[str], tokens: int | None = None) -> Iterator[Check]:
-    """Check the time of a decoder of transformers, run in these ways, against that in bfloat16."""
+    """Check the time of a transformers decoder, run in these modes, relative to bfloat16."""
     for r in found.hf_decoder:
         fp8, bf16 = us(r, "fp8core"), us(r, "bf16")
         if r["mode"] in modes and tokens in (None, r["m"]) and fp8 and bf16:
@@ -130,7 +131,7 @@ def hf_decoders(found: Results, bound: float, modes: Sequence[str], tokens: int 
 
 
 def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:
-    """Check what calls on JAX arrays take."""
+    """Check the times of calls on JAX arrays."""
     for r in found.jax_layer:
         for name in names:
             time = us(r, name)
@@ -139,7 +140,7 @@ def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:
 
 
 def beside_product(found: Results, bound: float, least: int, most: int) -> Iterator[Check]:
-    """Check what linear layers of some rows take more than their product alone: in the same turns, if that was kept."""
+    """Check how much longer linear layers take than their product alone, within turns if the record has that."""
     for r in found.linear:
         time, product = us(r, "fp8core"), us(r, "product")
         if least <= r["m"] <= most and time and product:
@@ -151,7 +152,7 @@ def beside_product(found: Results, bound: float, least: int, most: int) -> Itera
 def decoder_layers(
     found: Results, bound: Callable[[Record], float], least: int, most: int, models: Callable[[str], bool]
 ) -> Iterator[Check]:
-    """Check the plain calls of decoder layers of some rows against a bound that depends on the floor."""
+    """Check the plain calls of decoder layers with ``least`` to ``most`` rows against a bound from the record."""
     for r in found.layer:
         time, floor = us(r, "plain"), r["floor_us"]
         if least <= r["m"] <= most and models(r["model"]) and time:
@@ -164,7 +165,7 @@ def layer_of(record: Record) -> str:
 
 
 def plain_calls(found: Results, bound: float) -> Iterator[Check]:
-    """Check what a decoder layer takes without given memory against what it takes with it."""
+    """Check the time of a decoder layer without given results relative to the time with them."""
     for r in found.layer:
         plain, given = us(r, "plain"), us(r, "preallocated")
         if plain and given:
@@ -172,7 +173,7 @@ def plain_calls(found: Results, bound: float) -> Iterator[Check]:
 
 
 def host(found: Results, bound: float, step: str, whose: str, theirs: str) -> Iterator[Check]:
-    """Check the host time of a step against that of a step of a baseline."""
+    """Check the host time of a step relative to a step of a baseline."""
     spent = {(r["framework"], r["step"]): float(r["us"]) for r in found.calls}
     mine, other = spent.get(("fp8core", step)), spent.get((whose, theirs))
     if mine is not None and other is not None:

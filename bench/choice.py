@@ -1,4 +1,4 @@
-"""Every able kernel and algorithm of many products, and what the choice without tuning loses to the best of them.
+"""Time every able kernel and algorithm on many products, and report what the choice without tuning loses to the best.
 
     python -m bench.choice [--json FILE] [--list sixth --half judge] [--wide] [--seconds 80] [--judge FILE ...]
 
@@ -34,32 +34,32 @@ from fp8core.table import Choice
 
 SAMPLING: Final = timing.Sampling(turns=8, stretch_ms=0.4, span_us=300.0, hopeless=CLOSE)
 FALLBACKS: Final = ("generic", "realigned")
-"""How the names of rows begin that are for products that no other row takes."""
+"""Prefixes of the names of kernels for products that no other kernel takes."""
 ODD: Final = (
     *("realigned", "generic_decode", "generic_mma", "sm90_decode_unaligned", "cublaslt_pad_m", "cublaslt_split_m"),
 )
-"""The kernels that the list "odd" is for."""
+"""The kernels that are timed on the list "odd"."""
 MOST_PANELS: Final = 128
-"""More rows than that are not tried with kernels of few rows."""
+"""Kernels for few rows are not timed with more rows than this."""
 TIMES: Final = 2
-"""Of a candidate in a record, each of its own turns."""
+"""The number of times of a candidate in a record, each the median of its own turns."""
 LARGE: Final = 1e12
-"""Operations from which a product is timed in half as many turns, one for each of `TIMES` at least."""
+"""Products of more operations than this are timed in half as many turns, but at least one for each of `TIMES`."""
 TILES_TIMED: Final = 6
-"""How many tiles are timed with --wide. (Asking the library for 32 algorithms in place of 8 gave no more of 221.)"""
+"""The number of tiles timed with --wide. (32 algorithms of cuBLASLt instead of 8 gave no more for 221 products.)"""
 
 
 def candidates(p: ScaledMm, only: tuple[str, ...] = ()) -> list[Choice]:
-    """Return what may run a product, the choice without tuning first; what is hopeless is left out.
+    """Return the candidates for a product without hopeless ones; the choice without tuning comes first.
 
-    ``only``: the kernels that are asked for, if not all.
+    ``only``: the kernels to return, or empty for all.
     """
     found = SCALED_MM.candidates(p)
     if only:
         return [c for c in found if c.kernel in only and (p.m <= MOST_PANELS or c.kernel != "generic_decode")]
     hopeless = FALLBACKS if p.m <= MOST_PANELS else (*FALLBACKS, "sm90_decode")
     if any(choice.kernel == "cublaslt" for choice in found):
-        hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same, and launches beside it
+        hopeless = (*hopeless, "cublaslt_relayout", "cublaslt_epilogue")  # the same algorithms and further launches
     some = [choice for choice in found if choice is found[0] or not choice.kernel.startswith(hopeless)]
     return some or [choice for choice in found if p.m <= MOST_PANELS or choice.kernel != "generic_decode"]
 
@@ -76,7 +76,7 @@ def wide() -> Iterator[None]:
 
 
 def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return one record: a case, and the times and the kind of each candidate."""
+    """Return the record of a case: the description and the times of each candidate."""
     p = case.problem(0)
     if case.operations > LARGE:
         how = how._replace(turns=max(TIMES, how.turns // TIMES))
@@ -110,14 +110,14 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ..
 
 
 def compile_ahead(pairs: Iterable[tuple[ScaledMm, Choice]]) -> None:
-    """Compile what runs products, some at a time, but for what a library brings."""
+    """Compile the kernels of products in parallel, except those that call cuBLASLt."""
     own = [pair for pair in pairs if "blaslt" not in pair[1].kernel]
     with ThreadPoolExecutor(32) as pool:
         list(pool.map(lambda pair: SCALED_MM.planned(*pair), own))
 
 
 def judge(files: Sequence[Path]) -> None:
-    """Tell what tuning gained where files of records were measured, and what it would gain with this checkout."""
+    """Print the gain of tuning over the choices at the time of measurement, and over the choices of this checkout."""
     records = read(files)
     apart = quantiles(noise(records), n=100)
     said = ", ".join(f"{apart[percent - 1]:.1%} at {percent} %" for percent in (50, 90, 99))

@@ -1,7 +1,7 @@
-"""The products that the choice without tuning is fitted to and judged on: lists that depend on nothing but themselves.
+"""The products that the choice without tuning is fitted to and judged on: lists that are the same everywhere.
 
-"models" has layers of real models, a few numbers of rows each. "fresh", "second", "third" and "fourth" have layers of
-other models and ones like them, of sizes and numbers of rows that chance took, odd ones among them; "border" has small
+"models" has layers of real models, each with a few numbers of rows. "fresh", "second", "third" and "fourth" have layers
+of other models and random variations of them, with random numbers of rows, odd ones among both; "border" has small
 weights on both sides of where their layouts change. "few" has products of up to 64 rows alone, "many" of more, and
 "between" of as many as several kernels may be fastest for, "fifth" and "sixth" of any number. The halves "judge" of the
 lists that `BLIND` names are blind: nothing is fitted to them, and no rule is changed for one of their products. None of
@@ -31,7 +31,7 @@ SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "Gemma 3 27B": ("8192x5376", "5376x4096", "43008x5376", "5376x21504"),
     "Mistral Small 24B": ("6144x5120", "5120x4096", "65536x5120", "5120x32768"),
 }
-"""n x k of linear layers, those that read the same input fused."""
+"""n x k of linear layers; layers that read the same input are fused."""
 FRESH_SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "Qwen3 4B": ("6144x2560", "2560x4096", "19456x2560", "2560x9728"),
     "Qwen3 14B": ("7168x5120", "5120x5120", "34816x5120", "5120x17408"),
@@ -94,7 +94,7 @@ MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
     "block": ("group", "block"),
 }
 ROWS_A_WEIGHT: Final = 4
-"""Numbers of rows of each weight and mode."""
+"""How many numbers of rows each weight and mode gets in the list "models"."""
 MOST_OPERATIONS: Final = 4e12
 """Larger products are left out: they take milliseconds."""
 MOST_ROWS: Final = 16384
@@ -110,20 +110,20 @@ BLIND: Final = ("sixth",)
 
 
 class Drawn(NamedTuple):
-    """A list that chance took."""
+    """A list of products that are drawn at random."""
 
     name: str
-    """What chance begins with."""
+    """The name of the list, and the seed of its random numbers."""
     shapes: dict[str, tuple[str, ...]]
-    """What its weights are like."""
+    """n x k of weights, by model: half the weights of the list have these shapes, the others are near to them."""
     number: int
-    """Of its products."""
+    """The number of products."""
     others: tuple["Drawn", ...] = ()
-    """The lists that none of its weights is in, beside "models"."""
+    """The lists, beside "models", with which this one has no weight in common."""
     rows: tuple[int, int] = (1, MOST_ROWS)
-    """The least and the most that its products have."""
+    """The least and the greatest number of rows of a product."""
     weight_bytes: tuple[float, float] = (0.0, math.inf)
-    """The same of the bytes of its weights."""
+    """The least and the greatest size of a weight, in bytes."""
 
 
 FRESH: Final = Drawn("fresh", FRESH_SHAPES, 480)
@@ -134,7 +134,7 @@ TRANSPOSED: Final = {
     f"{name}, transposed": tuple("x".join(reversed(shape.split("x"))) for shape in shapes)
     for name, shapes in THIRD.shapes.items()
 }
-"""Weights as long along k as models have them along n."""
+"""The shapes of `THIRD` with n and k exchanged."""
 FOURTH: Final = Drawn("fourth", THIRD.shapes | TRANSPOSED, 600, (FRESH, SECOND, THIRD, BORDER), (33, 4096))
 FEW: Final = Drawn("few", FOURTH.shapes, 1600, (FRESH, SECOND, THIRD, FOURTH, BORDER), (4, 64))
 MANY: Final = Drawn("many", FEW.shapes, 1000, (*FEW.others, FEW), (65, 8192))
@@ -155,16 +155,16 @@ class Case(NamedTuple):
 
     @property
     def half(self) -> str:
-        """Which half of its list it is in, by its weight: "fit" or "judge"."""
+        """The half of its list that the case is in, by its weight's shape: "fit" or "judge"."""
         return ("fit", "judge")[number(f"{self.n}x{self.k}") % 2]
 
     @property
     def operations(self) -> int:
-        """Return its multiplications and additions."""
+        """The number of multiplications and additions."""
         return 2 * self.m * self.n * self.k
 
     def problem(self, target: int | str | Target | None = None) -> ScaledMm:
-        """Return the case as the table of kernels has it."""
+        """Return the case as a problem for the table of kernels, with weights that are read from memory."""
         scale_a, scale_b = MODES[self.mode]
         made = explain_product(self.m, self.n, self.k, scale_a=scale_a, scale_b=scale_b, target=target).problem
         assert isinstance(made, ScaledMm)
@@ -172,7 +172,7 @@ class Case(NamedTuple):
 
 
 def number(text: str) -> int:
-    """Return a number that says nothing of the text, and is the same everywhere."""
+    """Return a hash of a text that is the same on all machines and in all processes."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "little")
 
 
@@ -209,7 +209,7 @@ def _large(modes: Iterable[str]) -> Iterator[Case]:
 
 @cache
 def _drawn(name: str) -> tuple[Case, ...]:
-    """Return products of weights of which half are as models have them, and half are changed at random."""
+    """Return the products of a list: half of the weights have the shapes of models, half are near to these shapes."""
     made, chance, modes = DRAWN[name], random.Random(name), list(MODES)
     shapes, found = _weights(made.shapes), dict[Case, None]()
     known = {tuple(map(int, shape.split("x"))) for shape in _weights(SHAPES)}

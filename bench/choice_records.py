@@ -1,4 +1,4 @@
-"""Records of what many products took by each candidate: read, judged, and told."""
+"""Read, judge and report the records of `bench.choice`: the times of each candidate for many products."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,23 +27,23 @@ MEASURED: Final = "NVIDIA H200"
 """The model of GPU that the constants are fitted to."""
 H200: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
 MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
-"""What tuning may gain: at the median and at worst."""
+"""The most that tuning may gain: at the median and at worst."""
 CLOSE: Final = 1.6
-"""Candidates that take this many times the least at first sight are not timed closer."""
+"""Candidates that take this many times as long as the fastest in a first short timing are not timed further."""
 PARTS: Final = "fit", "judge"
 
 
 class Change(NamedTuple):
-    """Since when a kernel of this library takes the time that it takes."""
+    """A change to the speed of a kernel of this library: earlier times of the kernel no longer count."""
 
     kernel: str
     since: str
     mode: str = ""
-    """Of scales, if it was one alone."""
+    """The only mode of scales whose speed changed, or empty for all modes."""
     up_to: int = MOST_ROWS
-    """Rows."""
+    """Only products of at most this many rows changed."""
     odd: bool = False
-    """Whether it was of results alone whose rows are not multiples of `PIECE` bytes."""
+    """Whether only results changed whose rows are not multiples of `PIECE` bytes."""
 
 
 CHANGED: Final = (
@@ -55,22 +55,22 @@ CHANGED: Final = (
     Change("realigned", "2026-11-26T22:30", odd=True),
     Change("sm90_decode_unaligned", "2026-11-24T00:00"),
 )
-"""Who makes a kernel faster or slower writes the time of the first run with it here: what was measured of it before
-counts no more."""
+"""Add a line when you make a kernel faster or slower, with the time of the first run of the new kernel: earlier times
+of it are then neither fitted to nor judged."""
 
 
 def read(files: Iterable[Path]) -> list[Record]:
-    """Return the records of files; of two about one product, GPU and the same kernels the later one."""
+    """Return the records of files, the last one for each product, model of GPU and set of kernels."""
     return latest(every(files))
 
 
 def latest(records: Iterable[Record]) -> list[Record]:
-    """Return records without those of which a later one is about the same."""
+    """Return the last record for each product, model of GPU and set of kernels."""
     return list({(one["device"], *key(one), *one.get("only", ())): one for one in records}.values())
 
 
 def every(files: Iterable[Path]) -> Iterator[Record]:
-    """Give the records of files, each with the name of its file and what its machine was."""
+    """Yield the records of files, each with its file's name, and its run's GPU, multiprocessors and start."""
     for file in files:
         machine: Record = {}
         for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
@@ -81,24 +81,25 @@ def every(files: Iterable[Path]) -> Iterator[Record]:
 
 
 def key(record: Record) -> tuple[str | int, ...]:
-    """Return what product a record is of."""
+    """Return the mode and the sizes of a record's product."""
     return tuple(record[name] for name in Case._fields)
 
 
 def part(record: Record) -> str:
-    """Return what a record is for: "judge", of the blind half of a list, or "fit"."""
+    """Return "judge" for a record of the blind half of a list, else "fit"."""
     return "judge" if record.get("list") in BLIND and record["half"] == "judge" else "fit"
 
 
 def whole(record: Record) -> bool:
-    """Return whether all kernels were timed, as far as they are not hopeless."""
+    """Return whether all kernels were timed, except for hopeless ones."""
     return not record.get("only") and record.get("list") != "odd"
 
 
 def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
-    """Return how much slower the chosen one is than what tuning by one half of the turns finds, by the other half.
+    """Return how much slower the chosen candidate is than the one that tuning finds, as a fraction of the latter.
 
-    None is one that was too slow at first sight to be timed.
+    Tuning takes the fastest by the times of one half of the turns, and the times of the other half judge it. ``chosen``
+    is None if the candidate was too slow to be timed to the end; it then counts as `CLOSE` times the fastest.
     """
     found = []
     for known, judged in ((0, 1), (1, 0)):
@@ -108,7 +109,7 @@ def gain(us: Sequence[Sequence[float]], chosen: int | None) -> float:
 
 
 def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
-    """Give each record and what tuning gains, as measured: the choice is the one of the time of the measurement."""
+    """Yield each record and the gain of tuning over the choice at the time of measurement."""
     for record in filter(whole, records):
         names = [[row["kernel"], row["algorithm"]] for row in record["rows"]]
         if record["first"] in names:
@@ -116,9 +117,9 @@ def gains(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 
 def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
-    """Give each record and what tuning gains, if the table chose as this checkout does: on any machine."""
+    """Yield each record and the gain of tuning over the choice of this checkout; this needs no GPU."""
     for gpu, of_gpu in groupby(map(still, filter(whole, records)), key=lambda record: str(record["device"])):
-        with on(gpu):  # which forgets all estimates, and so not for each record
+        with on(gpu):  # once for all records of a GPU, since it clears all caches of estimates
             made = [(record, chosen_today(record)) for record in of_gpu if record["rows"]]
         for record, chosen in made:
             if chosen is not None and (chosen.row is not None or [chosen.kernel, chosen.name] in record.get("far", ())):
@@ -126,18 +127,18 @@ def gains_today(records: Iterable[Record]) -> Iterator[tuple[Record, float]]:
 
 
 def problem_of(record: Record) -> ScaledMm:
-    """Return the product that a record is of, where it was measured."""
+    """Return the product of a record, on a GPU with as many multiprocessors as the measurement had."""
     return problem(Case(*key(record)), H200._replace(multiprocessors=record["multiprocessors"]))  # type: ignore[arg-type]
 
 
 @cache
 def problem(case: Case, target: Target) -> ScaledMm:
-    """Return `Case.problem`, which asks the whole table, once for all that a record is asked."""
+    """Return `Case.problem`, cached: it asks the whole table, and each estimate of a record needs it."""
     return case.problem(target)
 
 
 def estimate(record: Record, row: Record) -> float | None:
-    """Return the estimate of a candidate, as far as the record says enough."""
+    """Return the estimate of a candidate in µs, or None if the record does not say enough for one."""
     if row["kernel"] == "sm90_tiled":
         tile = tile_of(row)
         if tile is None:
@@ -155,11 +156,14 @@ def estimate(record: Record, row: Record) -> float | None:
 
 
 BLOCK_TILES: Final = tuple(ordering.Config(128, 128, 1, *cluster) for cluster in ((2, 1, 4), (4, 1, 4), (4, 2, 6)))
-"""The algorithms that the library has for scales that change along k: most of them."""
+"""Most of the algorithms that cuBLASLt has for scales that change along k."""
 
 
 def padded_us(record: Record, row: Record) -> float | None:
-    """Return the estimate of cublaslt_pad_m where it is compared. Old records do not name its algorithm."""
+    """Return the estimate of cublaslt_pad_m in µs, or None where it is not compared by its estimate.
+
+    Old records do not name its algorithm: they count as the fastest of `BLOCK_TILES`.
+    """
     p, work = problem_of(record), work_of(record)
     if not between_sectors(p):
         return None
@@ -170,7 +174,7 @@ def padded_us(record: Record, row: Record) -> float | None:
 
 @contextmanager
 def on(gpu: str) -> Iterator[None]:
-    """Let estimates be those for a model of GPU meanwhile, whatever this machine has."""
+    """Make estimates those for a model of GPU within the block, whatever GPU this machine has."""
     kept = corrections.gpu_of
     vars(corrections)["gpu_of"] = lambda _: gpu
     forget()
@@ -182,7 +186,7 @@ def on(gpu: str) -> Iterator[None]:
 
 
 def forget() -> None:
-    """Empty the memories of estimates that were made by other numbers, or for another GPU."""
+    """Clear the caches of estimates, which depend on the constants, the trees and the model of GPU."""
     choices = tiled_choice.by_formula, tiled_choice.ranking, decode_cost.us, decode_cost.corrected_us
     for kept in (corrections.forest_of, *choices):
         kept.cache_clear()
@@ -200,37 +204,37 @@ def work_of(record: Record) -> ordering.Work:
 
 
 def config_of(row: Record) -> ordering.Config:
-    """Return what a record says of an algorithm of the library."""
+    """Return the configuration of the cuBLASLt algorithm of a row."""
     return ordering.Config(*(row[name] for name in ordering.Config._fields))
 
 
 def still(record: Record) -> Record:
-    """Return a record without rows that the table of this checkout does not have, or that take other times in it."""
+    """Return a record without the rows of kernels that this checkout lacks, or that were changed since."""
     names = {kernel.name for kernel in SCALED_MM.kernels}
     return {**record, "rows": [row for row in record["rows"] if row["kernel"] in names and is_of_today(record, row)]}
 
 
 def is_of_today(record: Record, row: Record) -> bool:
-    """Return whether a time is of the kernel as it is."""
+    """Return whether a row was measured after the last change to the speed of its kernel."""
     odd = 2 * record["n"] % tiled_cost.PIECE > 0  # bfloat16
     changes = (one for one in CHANGED if one.kernel == row["kernel"] and record["m"] <= one.up_to and odd >= one.odd)
     return all(str(record["started"]) >= one.since for one in changes if one.mode in ("", record["mode"]))
 
 
 class Chosen(NamedTuple):
-    """What the table chooses."""
+    """The choice of the table."""
 
     kernel: str
     name: str
-    """Of the algorithm, as far as it is known where it was not measured."""
+    """The tile of sm90_tiled; empty for other kernels, and for records that do not name their tiles."""
     row: int | None
-    """Of the record, or None where it was not timed to the end."""
+    """The index of its row in the record, or None if it was not timed to the end."""
 
 
 def chosen_today(record: Record) -> Chosen | None:
-    """Return what the table of this checkout chooses for a record's product, or None if there is nothing.
+    """Return the choice of this checkout's table for a record's product, or None if no kernel is able.
 
-    To be called while estimates are `on` the record's GPU.
+    Call it within `on` for the record's GPU.
     """
     rows = record["rows"]
     problem = problem_of(record)
@@ -242,7 +246,7 @@ def chosen_today(record: Record) -> Chosen | None:
             best[row["kernel"]] = i
 
     def measured(kernel: Kernel) -> Kernel:
-        """Return a row of the table that is able, and knows what the library offered where it was measured."""
+        """Return a kernel without its requirements; cuBLASLt's has the estimate of the best algorithm in the record."""
         made = kernel._replace(requires=())
         if "blaslt" not in kernel.name:
             return made
@@ -284,5 +288,5 @@ def report(found: Iterable[tuple[Record, float]]) -> None:
 
 
 def noise(records: Iterable[Record]) -> list[float]:
-    """Return how far the two times of each candidate lie apart, relative to the greater, in order."""
+    """Return the difference of the two times of each candidate, relative to the longer one, in ascending order."""
     return sorted(1 - min(row["us"]) / max(row["us"]) for record in records for row in record["rows"])

@@ -1,4 +1,4 @@
-"""What results say in a line: the titles of the pictures and the README's points."""
+"""Summaries of results in one line: the titles of the plots, and sentences of the README."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -9,19 +9,19 @@ from bench.labels import DECODE, LIBRARY
 from bench.results import Record, Results
 
 FEW: Final = 64
-"""Rows that one launch of the decode kernel takes."""
+"""The most rows that one launch of the decode kernel supports."""
 SHOWN: Final = "Llama-8B"
-"""The model whose decoder layer is spoken of."""
+"""The model whose decoder layer is described."""
 
 
 def share(found: Sequence[float]) -> str:
-    """Return the range of shares in whole per cents, neither end of it made larger."""
+    """Return a range of shares in whole percent, with both ends rounded down."""
     first, last = int(100 * min(found)), int(100 * max(found))
     return f"{first} %" if first == last else f"{first}–{last} %"
 
 
 def quantize(found: Results) -> str:
-    """Return what the picture of quantization shows."""
+    """Return the title of the plot of quantization."""
     heavy = results.large(found.quantize)
     rows = results.values(results.of_copy, [r for r in heavy if r["mode"] != "tensor"])
     tensor = results.values(results.of_copy, [r for r in heavy if r["mode"] == "tensor"])
@@ -32,7 +32,7 @@ def quantize(found: Results) -> str:
 
 
 def fused(found: Results) -> str:
-    """Return what the picture of the fused producers shows."""
+    """Return the title of the plot of the fused producers."""
     heavy = results.values(_of_floor, results.large(found.fused))
     if not heavy:
         return "Fused producers beside a copy of as many bytes"
@@ -40,7 +40,7 @@ def fused(found: Results) -> str:
 
 
 def _of_floor(record: Record) -> float | None:
-    # A copy of these sizes is slow now and then, depending on its buffers' addresses.
+    # A copy of these sizes is sometimes slow, depending on the addresses of its buffers.
     time = results.us(record, "fp8core")
     return None if time is None else float(record["floor_us"]) / time
 
@@ -58,7 +58,7 @@ def above_baseline(record: Record) -> float | None:
 
 
 def products(records: Sequence[Record]) -> str:
-    """Return what records of products show, as medians over those of up to 16 rows."""
+    """Return the summary of products with up to 16 rows: medians of the time above the floor."""
     few = [r for r in records if r["m"] <= 16]
     sides: list[tuple[str, Callable[[Record], float | None]]] = [
         ("fp8core kernel", lambda r: above(r, DECODE)),
@@ -72,7 +72,7 @@ def products(records: Sequence[Record]) -> str:
 
 
 def layer(found: Results) -> str:
-    """Return what a decoder layer takes beside the baseline's kernels, and beside its floor."""
+    """Return the time of a decoder layer, with the baseline's time and the floor."""
     layers = sorted((r for r in found.layer if r["model"] == SHOWN), key=lambda r: r["m"])
     said = [(r, t) for r in layers if (t := results.us(r, "plain"))]
     if not said:
@@ -85,7 +85,7 @@ def layer(found: Results) -> str:
 
 
 def invariance(records: Sequence[Record]) -> str:
-    """Return what it costs to give rows the same bits in every batch."""
+    """Return the cost of batch invariance."""
     pairs = [(r["m"], a, b) for r in records if (a := results.us(r, "free")) and (b := results.us(r, "invariant"))]
     more = [b - a for m, a, b in pairs if m <= FEW]
     times = [b / a for m, a, b in pairs if m > FEW]
@@ -95,14 +95,14 @@ def invariance(records: Sequence[Record]) -> str:
 
 
 def crossover(panels: Sequence[tuple[str, Sequence[Record]]]) -> str:
-    """Return from what the picture shows of the kernels of fp8core and the library wherever both can run."""
+    """Return how often a kernel of fp8core is at least as fast as the library, where both can run."""
     both = [(a, b) for _, g in panels for r in g if (a := results.own_kernel(r)) and (b := results.us(r, LIBRARY))]
     faster = sum(a <= b for a, b in both)
     return f"A kernel of fp8core is as fast as cuBLASLt or faster at {faster} of {len(both)} measured points"
 
 
 def against(found: Results) -> str:
-    """Return how the calls of two checkouts compare."""
+    """Return the summary of the calls of two checkouts."""
     said = []
     for kind, name in (("gpu", "GPU times"), ("host", "host times")):
         ratios = [r["ratio"] for r in found.against if r["kind"] == kind and "ratio" in r]

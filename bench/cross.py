@@ -1,4 +1,4 @@
-"""What the choice loses on products whose weights the fit of the estimates has not seen."""
+"""Cross-validates the estimates: what the choice loses on products whose weights were not used in the fit."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,17 +10,17 @@ from bench.choice_records import Record, forget, gains_today, latest
 from fp8core.kernels.gemm import corrections
 
 DECIDING: Final = "ordering", "tiled_cost", "decode_cost"
-"""The models that choose."""
+"""The cost models that decide the choice."""
 
 
 def part_of(record: Record, parts: int) -> int:
-    """Return which of so many parts a record is in, by its weight."""
+    """Return the index of the part that a record is in, by its weight's shape."""
     return number(f"cross {record['n']}x{record['k']}") % parts
 
 
 @contextmanager
 def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
-    """Let the constants and the trees be those of some records meanwhile."""
+    """Use constants and trees that are fitted to some records, within the block."""
     models = [fit_models.MODELS[name] for name in DECIDING]
     before = [constant for model in models for constant in model.constants()]
     trees = corrections.trees
@@ -40,7 +40,7 @@ def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
 
 
 def crossed(records: Sequence[Record], parts: int, steps: int) -> Iterator[tuple[Record, float]]:
-    """Give each record with what is lost by estimates that were fitted to the other parts."""
+    """Yield each record with the loss of the choice by estimates that were fitted to the other parts."""
     for number_ in range(parts):
         others = [record for record in records if part_of(record, parts) != number_]
         with fitted(others, steps):

@@ -1,11 +1,11 @@
-"""Products of few rows beside their floor, torch, cuBLASLt and the baselines' kernels.
+"""Times products of few rows, and compares them with their floor, torch, cuBLASLt and the baselines' kernels.
 
     python -m bench.decode [--baselines FOLDER] [--json FILE] [--modes row block] [--shapes 6144x4096] [--m 1 16 64]
 
-A shape is n x k. Graphs of 64 calls; weights rotate over more memory than L2 holds, activations stay warm. Every
-variant's output is checked against float64 before it is timed. Records say which tile or algorithm ran, as those of
-`bench.choice` do. Scales: "tensor" one each, "row" per token x per channel, "block" 1x128 x 128x128 (m-major, as the
-baselines take them).
+A shape is n x k. CUDA graphs have 64 calls; weights rotate over more memory than L2 holds, activations stay warm. Every
+variant's output is checked against float64 before it is timed. Records name the tile or algorithm that ran, like those
+of `bench.choice`. Scales: "tensor" is one for each operand, "row" per token x per channel, "block" 1x128 x 128x128
+(m-major, which the baselines require).
 """
 
 import argparse
@@ -33,25 +33,26 @@ SHAPES: Final = (
     *("1024x4096", "3584x4096", "4096x1792", "5120x5120", "37888x3584", "3584x18944", "13312x16384", "8192x3584"),
     *("5376x21504", "43008x5376", "57344x8192"),
 )
-"""Of Llama 8B, 70B and 405B, Qwen2.5, Gemma 3 and DeepSeek-V3, whole and split."""
+"""Weights of Llama 8B, 70B and 405B, Qwen2.5, Gemma 3 and DeepSeek-V3, whole and split over GPUs."""
 MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
     "tensor": ("tensor", "tensor"),
     "row": ("row", "row"),
     "block": ("group", "block"),
 }
 OURS: Final = (labels.DECODE, labels.BLOCK, labels.LIBRARY)
-"""Rows of fp8core's table, by how their names begin: of each, the one that the table prefers."""
+"""Prefixes of the names of rows in fp8core's table; for each, the row that the table prefers is timed."""
 FAR: Final = 4e-3
-"""A relative error that is a mistake."""
+"""A relative error above this is a mistake."""
 FEW: Final = 64
 LONG: Final = 100e6
-"""Rows and bytes of a product: up to, and from there, its time tells what clock a check in float64 has left."""
+"""The check in float64 lowers the GPU's clock, to which products with at most `FEW` rows and more than `LONG` bytes are
+sensitive: the GPU rests before they are timed."""
 
 Call = Callable[["Operands"], torch.Tensor]
 
 
 class Operands(NamedTuple):
-    """Of one call: e4m3 a [m, k] and weight [n, k], scales as matrices, and where bfloat16 results go."""
+    """The operands of one call: e4m3 a [m, k] and weight [n, k], scales as matrices, and the bfloat16 result."""
 
     a: torch.Tensor
     weight: torch.Tensor
@@ -70,12 +71,12 @@ class Case(NamedTuple):
 
     @property
     def roofline(self) -> Roofline:
-        """The weight, a and out once, and the operations."""
+        """The bytes of the weight, a and out, each once, and the operations."""
         moved = self.n * self.k + self.m * self.k + 2 * self.m * self.n
         return Roofline(moved, 2 * self.m * self.n * self.k)
 
     def operands(self) -> list[Operands]:
-        """Return operands that differ in their weights alone."""
+        """Return sets of operands that differ in their weights only."""
         m, n, k = self[1:]
         blocks, tiles = -(-k // 128), -(-n // 128)
         shapes = {"tensor": ((1, 1), (1, 1)), "row": ((m, 1), (n, 1)), "block": ((m, blocks), (tiles, blocks))}
@@ -89,7 +90,7 @@ class Case(NamedTuple):
         return [Operands(a, weight, scale_a, scale_b, out) for weight in weights]
 
     def problem(self) -> ScaledMm:
-        """Return the case as the table of kernels has it."""
+        """Return the case as a problem for the table of kernels."""
         m, n, k = self[1:]
         strides_a, strides_b = {
             "tensor": ((0, 0), (0, 0)),
@@ -132,7 +133,7 @@ def want(case: Case, o: Operands) -> torch.Tensor:
 
 
 def rows(problem: ScaledMm) -> dict[str, Kernel]:
-    """Return what runs a problem without tuning, and by name each of `OURS` that is preferred or is that one."""
+    """Return the kernel that runs a problem without tuning, and the preferred kernel of each of `OURS`, by name."""
     ranking = list(SCALED_MM.ranking(problem))
     wanted = [kernel for kernel in ranking if kernel is ranking[0] or kernel.reservation(problem) is None]
     found: dict[str, Kernel] = {}
@@ -144,7 +145,7 @@ def rows(problem: ScaledMm) -> dict[str, Kernel]:
 
 
 def launched(launch: Any) -> Call:
-    """Return a plan as a call that writes where the operands say."""
+    """Return a call that launches a plan with the addresses of the operands."""
     scratch = torch.empty(launch.scratch_bytes + 256, dtype=torch.uint8, device="cuda")
 
     def run(o: Operands) -> torch.Tensor:
@@ -175,7 +176,7 @@ def _sgl(ops: Any, o: Operands) -> torch.Tensor:
 def variants(
     case: Case, loaded: baselines.Loaded, blocks: Mapping[str, block_baselines.Call]
 ) -> Iterator[tuple[str, Call]]:
-    """Give what others run the case by, by name."""
+    """Yield the baselines that can run the case, by name."""
     if case.mode != "block":
         yield "torch", _torch
     if loaded.vllm is not None:
@@ -189,7 +190,7 @@ def variants(
 def measure(
     case: Case, loaded: baselines.Loaded, blocks: Mapping[str, block_baselines.Call], replays: int
 ) -> dict[str, Any]:
-    """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
+    """Return one record: the case, its floor, and each variant's time or error."""
     operands = case.operands()
     reference = want(case, operands[0])
     calls: dict[str, list[Callable[[], object]]] = {}

@@ -1,8 +1,8 @@
-"""The linear path of a decoder layer: models' shapes, weights and memory, the layer by several libraries, its floor.
+"""The linear path of a decoder layer: shapes of models, weights, memory, the layer in several libraries, its floor.
 
-Residual, RMS norm, fused q, k and v; the output projection; residual, RMS norm, gate and up; SiLU and down. Attention
-is left out: the output projection takes the first columns of q, k, v where they are as many as attention would give it,
-and a given tensor where they are fewer.
+It consists of residual, RMS norm, fused q, k and v; the output projection; residual, RMS norm, gate and up; SiLU and
+down. Attention is left out: the output projection takes the first columns of q, k, v, or a given tensor if these are
+fewer columns than attention returns.
 """
 
 from collections import deque
@@ -22,16 +22,16 @@ DEVICE: Final = "cuda"
 
 
 class Model(NamedTuple):
-    """The shapes of a decoder layer, as one GPU has it."""
+    """The shapes of a decoder layer on one GPU."""
 
     hidden: int
     qkv: int
-    """Channels of the product that makes q, k and v (DeepSeek-V3: what they are projected down to)."""
+    """Output channels of the product for q, k and v (DeepSeek-V3: of the down projections before them)."""
     attention: int
-    """Columns of what attention gives to the output projection."""
+    """Columns of the result of attention, the input of the output projection."""
     mlp: int
     blocks: bool = False
-    """Scales 1x128 x 128x128, not per token x per channel."""
+    """Whether scales are 1x128 x 128x128 instead of per token x per channel."""
 
     @property
     def sizes(self) -> dict[str, tuple[int, int]]:
@@ -45,11 +45,11 @@ class Model(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        """Of all codes."""
+        """The bytes of all codes."""
         return sum(n * k for n, k in self.sizes.values())
 
     def rooflines(self, m: int) -> list[Roofline]:
-        """Return what each launch has to read and write, if norms, SiLU, quantization and products are one each."""
+        """Return the roofline of each launch, with one launch per norm, SiLU, quantization and product."""
         products = [Roofline(n * k + m * k + 2 * m * n, 2 * m * n * k) for n, k in self.sizes.values()]
         norm = Roofline(7 * m * self.hidden + 2 * self.hidden)
         return [norm, norm, Roofline(3 * m * self.attention), Roofline(5 * m * self.mlp), *products]
@@ -70,7 +70,7 @@ MODELS: Final = {
     "Qwen3-32B": Model(5120, 10240, 8192, 25600),
     "DeepSeek-V3, dense": Model(7168, 2112, 16384, 18432, blocks=True),
 }
-"""Llama-70B as one of eight GPUs has it."""
+"""The models by name; Llama-70B/8 is the shard of one of eight GPUs."""
 
 
 class Weights:
@@ -88,7 +88,7 @@ class Weights:
 
 
 class Memory:
-    """What the layers of a model compute with m rows: it is the same for all of them, as where models are served."""
+    """The activations of a model's layers with m rows; all layers share this memory, as in serving."""
 
     def __init__(self, model: Model, m: int) -> None:
         def made(*shape: int) -> torch.Tensor:
@@ -105,12 +105,12 @@ class Memory:
             self.out[name] = torch.empty(m, n, device=DEVICE, dtype=torch.bfloat16)
 
     def reset(self) -> None:
-        """Give the input and the residual, which layers write, their first values."""
+        """Reset the input and the residual, which layers write, to their first values."""
         self.x.copy_(self.given)
         self.residual.copy_(self.given_residual)
 
     def into_attention(self, qkv: torch.Tensor) -> torch.Tensor:
-        """Return what the output projection takes."""
+        """Return the input of the output projection."""
         return qkv[:, : self.model.attention] if self.model.attention <= self.model.qkv else self.attended
 
 
@@ -118,25 +118,25 @@ Layer = Callable[[Weights, Memory], torch.Tensor]
 
 
 CALLS: Final = ("norm", "qkv", "quantize, o", "norm", "gate_up", "silu", "down")
-"""The calls of a layer, in their order: the third is two launches."""
+"""The calls of a layer, in order; the third is two launches."""
 
 
 def plain(w: Weights, a: Memory, count: int = len(CALLS)) -> torch.Tensor:
-    """Run the layer, or its first ``count`` calls, with memory that the library allocates."""
+    """Run the layer, or its first ``count`` calls, with results that the library allocates."""
     calls = _ours(w, a, dict.fromkeys(w.layers), dict.fromkeys(w.layers))
     last: torch.Tensor = deque(islice(calls, count), maxlen=1)[0]
     return last
 
 
 def preallocated(w: Weights, a: Memory) -> torch.Tensor:
-    """Run the layer with given memory."""
+    """Run the layer with given results."""
     into = {name: (a.data[name], a.scale[name]) for name in w.layers}
     last: torch.Tensor = deque(_ours(w, a, into, a.out), maxlen=1)[0]
     return last
 
 
 def _ours(w: Weights, a: Memory, into: Mapping[str, Any], out: Mapping[str, Any]) -> Iterator[Any]:
-    """Make the calls of the layer, each when its result is asked for."""
+    """Make the calls of the layer lazily, each when its result is requested."""
     group: GroupShape = w.layers["qkv"].group_shape
     how: dict[str, Any] = {"group_shape": group, "scale_layout": "mn" if group == GROUP_128 else "k"}
     residual, (first, second) = a.residual, w.norms
@@ -150,7 +150,7 @@ def _ours(w: Weights, a: Memory, into: Mapping[str, Any], out: Mapping[str, Any]
 
 
 def vllm(ops: Any, w: Weights, a: Memory) -> torch.Tensor:
-    """Run the layer with vLLM's kernels; those that it has not in one launch are two, as vLLM calls them."""
+    """Run the layer with vLLM's kernels; steps without a fused kernel are two launches, as in vLLM."""
     data, scale, out = a.data, a.scale, a.out
 
     def multiply(name: str) -> torch.Tensor:
@@ -181,7 +181,7 @@ def vllm(ops: Any, w: Weights, a: Memory) -> torch.Tensor:
 
 
 def torch_bfloat16(w: Weights, a: Memory) -> torch.Tensor:
-    """Run the layer by PyTorch in bfloat16, with the same weights."""
+    """Run the layer in PyTorch and bfloat16, with the same weights."""
     functional = torch.nn.functional
 
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ def dequantized(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def want(w: Weights, a: Memory) -> torch.Tensor:
-    """Return the layer's result by PyTorch's arithmetic in float64, quantized where the layer is."""
+    """Return the layer's result, computed by PyTorch in float64 with the same quantization steps."""
     mode = "1x128" if a.model.blocks else "token"
 
     def norm(h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -227,7 +227,7 @@ def want(w: Weights, a: Memory) -> torch.Tensor:
 
 
 def runs(names: Sequence[str], ops: Any) -> dict[str, Layer]:
-    """Return the variants of ``names`` that there are, by name; ``ops`` are vLLM's kernels or None."""
+    """Return the available variants among ``names``; ``ops`` are vLLM's kernels or None."""
     found: dict[str, Layer] = {"preallocated": preallocated, "plain": plain, "torch": torch_bfloat16}
     if ops is not None:
         found["vllm"] = lambda w, a: vllm(ops, w, a)

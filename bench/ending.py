@@ -1,12 +1,12 @@
-"""What an activation and beta cost a product, inside a CUDA graph: each beside the plain product, by each row.
+"""Measures the cost of an activation and of beta in products, inside a CUDA graph, for each row of the table.
 
     python -m bench ending
     python -m bench.ending [--json FILE] [--shapes 14336x4096] [--m 16 64 512 4096] [--modes row block]
 
-A shape is n x k; results are bfloat16; weights rotate over more memory than L2 holds, and so do results that are added
-to. Rows are those that are made for so many rows; a star marks the one that calls get. "silu behind" and "add behind"
-are torch's kernels behind the plain product of the row that calls get. Each result is checked against torch's, made of
-the plain product in float32, before anything is timed.
+A shape is n x k; results are bfloat16; weights and the results that beta reads rotate over more memory than L2 holds.
+Of the kernels' table, the rows for this many rows of a product are timed; a star marks the row that calls use. "silu
+behind" and "add behind" are torch's kernels after the plain product. Each result is checked against torch's, computed
+from the plain product in float32, before anything is timed.
 """
 
 import argparse
@@ -49,11 +49,11 @@ TORCH: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "silu": functional.silu,
 }
 FAR: Final = 5e-3
-"""A relative error that is a mistake."""
+"""A relative error above this is a mistake."""
 
 
 class Operands:
-    """A product's operands, and calls of its rows."""
+    """The operands of a product, and the calls of rows with them."""
 
     def __init__(self, mode: str, m: int, n: int, k: int) -> None:
         scale_a, scale_b, of_a, of_b = MODES[mode]
@@ -83,7 +83,7 @@ class Operands:
 
 
 def able(problem: ScaledMm) -> list[Kernel]:
-    """Return the rows that are made for a product."""
+    """Return the rows of the table that are meant for a product and able to run it."""
     names = ("sm90_decode",) if problem.m <= 64 else ("sm90_tiled", "cublaslt", "cublaslt_epilogue")
     return [row for row in SCALED_MM.kernels if row.name in names and row.refusal(problem) is None]
 

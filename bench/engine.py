@@ -1,9 +1,9 @@
-"""What the host engine reaches: million elements a second and mode, on one core (products use BLAS's threads).
+"""Measures the rates of the host engine: million elements per second, on one core (products use BLAS's threads).
 
     python -m bench.engine [--rows N] [--cols N] [--json FILE]
 
-The floor of a mode is a copy of the bytes that it reads and writes, timed in the same run. Results are checked against
-ml_dtypes before they are timed; outputs are given, so no allocation is timed.
+The floor of a mode is a copy of as many bytes as it reads and writes, timed in the same run. Results are checked
+against ml_dtypes before they are timed, and given by the caller, so that no allocation is timed.
 """
 
 import argparse
@@ -34,7 +34,7 @@ PRODUCTS: Final = ((1, 4096, 4096), (16, 4096, 4096), (512, 2048, 2048))
 
 
 class Case(NamedTuple):
-    """A mode, and what it moves or multiplies."""
+    """A mode, its call, the elements or operations that its rate counts, and the bytes that it moves."""
 
     name: str
     run: Callable[[], object]
@@ -44,7 +44,7 @@ class Case(NamedTuple):
 
 
 def checked_codes(x: np.ndarray, data: np.ndarray, scale: np.ndarray, group: GroupShape, static: bool) -> None:
-    """Assert that ``data`` is what ml_dtypes makes of x under ``scale``."""
+    """Assert that ``data`` equals the codes that ml_dtypes computes from x with ``scale``."""
     rows, cols = (count if span < 0 else span for span, count in zip(group, x.shape, strict=True))
     grid = scale.reshape(group.scale_shape(*x.shape))
     each = np.repeat(np.repeat(grid, rows, 0), cols, 1)[: x.shape[0], : x.shape[1]]
@@ -55,7 +55,7 @@ def checked_codes(x: np.ndarray, data: np.ndarray, scale: np.ndarray, group: Gro
 
 
 def quantizations(x: np.ndarray) -> Iterator[Case]:
-    """Yield quantization in every mode, and dequantization to the dtype of x."""
+    """Yield quantization in every mode, and dequantization to the dtype of x in every mode."""
     data, dtype = np.empty(x.shape, ml_dtypes.float8_e4m3fn), x.dtype.name
     moved = x.nbytes + data.nbytes
     one = np.full(1, 0.01, np.float32)
@@ -77,7 +77,7 @@ def quantizations(x: np.ndarray) -> Iterator[Case]:
 
 
 def others(x: np.ndarray) -> Iterator[Case]:
-    """Yield the fused producers and what is done to weights."""
+    """Yield the fused producers and the operations on weights."""
     cols, dtype = x.shape[1], x.dtype.name
     weight, half = np.ones(cols, x.dtype), x[:, : cols // 2]
     out = fp8core.rms_norm_quant(x, weight, 1e-6)
@@ -109,7 +109,7 @@ def products() -> Iterator[Case]:
 
 
 def seconds(run: Callable[[], object]) -> float:
-    """Return the least time of several runs, which others disturb least."""
+    """Return the least time of several runs, the one that other processes disturb least."""
     least = float("inf")
     for _ in range(REPEATS):
         start = time.perf_counter()

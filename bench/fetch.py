@@ -2,9 +2,9 @@
 
     python -m bench.fetch FOLDER [--wheels FOLDER] [--python 3.12]
 
-About 700 MB are downloaded by pip. FOLDER then has vLLM's and SGLang's kernels as `vllm_C.so` and `sgl_ops.so`, and in
-`site` the package of DeepGEMM that vLLM ships, which compiles its kernels with nvcc at the first use. They load with
-torch 2.11, on Linux of x86-64. They are for measuring only and no part of the project.
+pip downloads about 700 MB. FOLDER then has vLLM's and SGLang's kernels as `vllm_C.so` and `sgl_ops.so`, and in `site`
+the package of DeepGEMM that vLLM ships, which compiles its kernels with nvcc at the first use. They load with torch
+2.11, on Linux on x86-64. They are for measuring only and not part of the project.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
 TORCH: Final = "2.11"
-"""What the kernels below are built for; a newer version of either wants a newer torch."""
+"""The version of torch that the kernels below are built for; newer versions of them need a newer torch."""
 
 
 class Library(NamedTuple):
-    """A library in a wheel: what pip is asked for, how its path in the wheel ends, and what it is called here."""
+    """A library in a wheel: the requirement for pip, the end of its path in the wheel, and its file name here."""
 
     requirement: str
     ending: str
@@ -38,7 +38,7 @@ PLATFORMS: Final = ("manylinux_2_28_x86_64", "manylinux2014_x86_64")
 
 
 def download(requirement: str, python: str, folder: Path) -> Path:
-    """Return the wheel of a requirement, which pip downloads unless it is in the folder already."""
+    """Return the wheel of a requirement, after pip has downloaded it unless it is in the folder already."""
     version = python.replace(".", "")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--python-version", python, "--implementation", "cp"]
@@ -59,7 +59,7 @@ def unpack(archive: zipfile.ZipFile, member: str, target: Path) -> None:
 
 
 def take(wheel: Path, library: Library, folder: Path) -> None:
-    """Take a library, and DeepGEMM where it is, out of a wheel.
+    """Extract a library from a wheel, and DeepGEMM if the wheel contains it.
 
     Raises:
         ValueError: the wheel does not have exactly one such library.
@@ -76,7 +76,7 @@ def take(wheel: Path, library: Library, folder: Path) -> None:
 
 
 def main() -> int:
-    """Fetch the kernels, and say what is in the folder."""
+    """Fetch the kernels, and print the files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="where they go; what is there of the same names is replaced")
     parser.add_argument("--wheels", type=Path, help="keep the wheels in this folder, and take those that are there")

@@ -1,4 +1,4 @@
-"""The first call in a fresh process with its kernels cached on disk, beyond importing CuPy and torch: seconds.
+"""Times the first call in a fresh process, in seconds: kernels are cached on disk, imports of CuPy and torch excluded.
 
     python -m bench.first_call [--json FILE]
 
@@ -33,7 +33,7 @@ PROCESSES: Final = 5
 
 
 def seconds() -> float:
-    """Return what a fresh process needs."""
+    """Return the time that a fresh process measures."""
     run = subprocess.run([sys.executable, "-c", PROCESS], capture_output=True, text=True, check=True)
     return float(run.stdout)
 

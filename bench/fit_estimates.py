@@ -1,13 +1,13 @@
-"""Fit what the choice without tuning goes by to measured times, and print it: the constants that the sources contain.
+"""Fit the estimates behind the choice without tuning to measured times, and print the constants for the sources.
 
     python -m bench.fit_estimates [--check] [--write] [--only NAME ...] [--gpu NAME] [--cross PARTS] [RECORDS ...]
 
-Records are those of `bench.choice`, without its blind half: docs/results/choice if none are named. The lines of
-`ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold constants are printed, and with --write put in
-their places; so are the trees of `corrections.json`, for what the first three cannot say. The search
-begins at what the sources contain. With --check the exit status says whether they are current: the trees the same, and
-the constants nearly as good as what it finds. Constants are of an H200; for another model of GPU, by its name, there
-are trees alone (docs/dev/fitting-estimates.md).
+RECORDS are files of `bench.choice`, by default those of docs/results/choice; records of blind halves are left out. The
+lines of `ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold constants are printed, and --write puts
+them into these sources; it also writes `corrections.json`, the trees that correct the first three formulas. The search
+begins at the constants of the sources. With --check the exit status is 0 if the sources are current: their trees are
+those that the records give, and their constants are nearly as good as those that the search finds. The constants are of
+an H200; another model of GPU, given by its name to --gpu, has trees alone (docs/dev/fitting-estimates.md).
 """
 
 import argparse
@@ -28,25 +28,25 @@ from bench.fit_trees import CORRECTIONS, grown, written
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results" / "choice"
 ERROR: Final = 0.04
-"""Of the logarithm of a time; from here on an error counts linearly, not by its square."""
+"""Errors of the logarithm of a time count by their square below this, and linearly above it."""
 PRIOR: Final = 0.02
-"""How much of an error a constant counts as when its logarithm moves by 1 from where the search begins."""
+"""The error that counts as much as moving the logarithm of a constant by 1 from its start (regularization)."""
 STEPS: Final = 30
 GAIN: Final = 0.005
-"""The part of the loss that a search may still gain where constants are current."""
+"""Constants are current if a search reduces the loss by no more than this fraction."""
 
 
 class Fit(NamedTuple):
-    """What a search found."""
+    """The result of a search for constants."""
 
     gained: float
-    """The part of the loss at the sources' values that it gained."""
+    """The reduction of the loss, as a fraction of the loss at the constants of the sources."""
     error: float
-    """The standard deviation of the logarithm of the times of candidates near the fastest."""
+    """The standard deviation of the logarithm of estimate over time, for candidates near the fastest."""
 
 
 def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
-    """Return the constants with the least loss, and leave them in place."""
+    """Search for the constants with the least loss, and leave them set in their modules."""
     constants = list(model.constants())
     start = np.array([constant.value for constant in constants])
     roots = np.sqrt([sample.weight for sample in samples])
@@ -78,7 +78,7 @@ def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
 
 
 def main() -> int:
-    """Fit, print, and with --check tell whether the sources are current."""
+    """Fit and print; with --check, return 1 if the sources are not current."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, nargs="*", help="files of records; else those in docs/results/choice")
     parser.add_argument("--check", action="store_true", help="exit with 1 where the sources are not current")
@@ -93,7 +93,7 @@ def main() -> int:
     if not records:
         parser.error(f"no record is of {arguments.gpu!r}")
     if arguments.cross:
-        from bench import cross  # which fits by this module
+        from bench import cross  # it imports this module
 
         report(cross.crossed(records, arguments.cross, arguments.steps))
         return 0

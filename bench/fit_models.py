@@ -1,4 +1,4 @@
-"""What is fitted to times: numbers of sources, by the modules that have them, and the lines in which they stand."""
+"""The models that are fitted to times: the modules that hold their constants, and the source lines of the constants."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,24 +14,24 @@ from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost
 
 DIGITS: Final = 4
 BY_ROWS: Final = "ROWS", "SMALL_ROWS"
-"""Names of the constants of layouts of `sm90_decode` with rows on the M side."""
+"""The constants of `decode_cost` for layouts with rows on the M side."""
 
 
 class Constant(NamedTuple):
-    """A number of a source."""
+    """The value of a constant in a source, and a function that sets it."""
 
     value: float
     put: Callable[[float], None]
 
 
 def globals_of(module: ModuleType, names: Iterable[str]) -> Iterator[Constant]:
-    """Give numbers of a module by their names."""
+    """Yield the constants of a module that have these names."""
     for name in names:
         yield Constant(vars(module)[name], lambda value, name=name: vars(module).__setitem__(name, value))  # type: ignore[misc]
 
 
 def fields_of(read: Callable[[], Any], write: Callable[[Any], None]) -> Iterator[Constant]:
-    """Give the numbers of a named tuple but for those that are 0."""
+    """Yield the fields of a named tuple that are not 0."""
     for field in read()._fields:
         if getattr(read(), field):
             put = lambda value, field=field: write(read()._replace(**{field: value}))  # noqa: E731
@@ -39,7 +39,7 @@ def fields_of(read: Callable[[], Any], write: Callable[[Any], None]) -> Iterator
 
 
 def of_costs() -> Iterator[Constant]:
-    """Give the numbers of `tiled_cost`."""
+    """Yield the constants of `tiled_cost`."""
     yield from globals_of(tiled_cost, tiled_cost.FITTED)
     for tile in tiled_cost.COSTS:
         yield from fields_of(
@@ -49,7 +49,7 @@ def of_costs() -> Iterator[Constant]:
 
 
 def of_layouts() -> Iterator[Constant]:
-    """Give the numbers of `decode_cost`."""
+    """Yield the constants of `decode_cost`."""
     yield from globals_of(decode_cost, decode_cost.FITTED)
     for name in BY_ROWS:
         yield from fields_of(
@@ -64,23 +64,23 @@ def of_layouts() -> Iterator[Constant]:
 
 
 def number(value: float) -> str:
-    """Return a number as a source has it."""
+    """Return a number as text for a source, with `DIGITS` digits."""
     return re.sub(r"e([+-])0*", lambda sign: "e" + sign[1].strip("+"), f"{value:.{DIGITS}g}")
 
 
 def numbers(values: Iterable[float]) -> str:
-    """Return numbers as arguments."""
+    """Return numbers as the arguments of a call."""
     return ", ".join(map(number, values))
 
 
 def lines_of_globals(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
-    """Give the lines of a source that hold numbers."""
+    """Yield the source lines of a module's constants."""
     for name in names:
         yield f"{name}: Final = {number(vars(module)[name])}"
 
 
 def lines_of_costs() -> Iterator[str]:
-    """Give those of `tiled_cost`."""
+    """Yield the source lines of `tiled_cost`'s constants."""
     yield from lines_of_globals(tiled_cost, tiled_cost.FITTED)
     for tile, cost in tiled_cost.COSTS.items():
         fields = tile._asdict().items()
@@ -90,7 +90,7 @@ def lines_of_costs() -> Iterator[str]:
 
 
 def lines_of_layouts() -> Iterator[str]:
-    """Give those of `decode_cost`."""
+    """Yield the source lines of `decode_cost`'s constants."""
     yield from lines_of_globals(decode_cost, decode_cost.FITTED)
     for name in BY_ROWS:
         yield f"{name}: Final = Fitted({numbers(vars(decode_cost)[name])})"
@@ -99,7 +99,7 @@ def lines_of_layouts() -> Iterator[str]:
 
 
 class Model(NamedTuple):
-    """What is fitted: the module of its numbers, which they are, what they are fitted to, and the lines of them."""
+    """A module, its constants, the samples that they are fitted to, and the constants' source lines."""
 
     module: ModuleType
     constants: Callable[[], Iterator[Constant]]
@@ -126,7 +126,11 @@ MODELS: Final = {
 
 
 def put_in_place(model: Model) -> None:
-    """Write the lines of a model into its source, each in the place of the one that begins alike."""
+    """Write the lines of a model into its source; each replaces the one line that begins in the same way.
+
+    Raises:
+        ValueError: The source has no such line, or several.
+    """
     source = Path(str(model.module.__file__))
     text = source.read_text(encoding="utf-8")
     for line in model.lines():
@@ -138,5 +142,5 @@ def put_in_place(model: Model) -> None:
 
 
 def rounded(value: float) -> float:
-    """Return a number as it stands in a source."""
+    """Return a number rounded to the `DIGITS` digits of a source."""
     return float(f"{value:.{DIGITS}g}")

@@ -1,4 +1,4 @@
-"""What the estimates are fitted to: measured times of each kernel, with what asks for the estimate of each."""
+"""The samples that estimates are fitted to: measured times of each kernel, each with its weight and its estimate."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,11 +17,11 @@ from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
 from fp8core.problem import ScaledMm
 
 CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
-"""How fast the weight of a candidate falls as it is slower than the fastest of its product and kernel."""
+"""The weight of a candidate is exp(-FALL * (time / least - 1)), with the least time of its product and kernel."""
 
 
 class Sample(NamedTuple):
-    """What was measured, with what asks for its estimate."""
+    """A measured time in µs, its weight, and a function that returns its estimate with the present constants."""
 
     ask: Callable[[], float]
     us: float
@@ -29,24 +29,24 @@ class Sample(NamedTuple):
 
 
 def records_of(files: Sequence[Path]) -> Iterator[Record]:
-    """Give each record that is not blind, as often as it was measured."""
+    """Yield every record that is not blind, with all repetitions of a measurement."""
     yield from (record for record in every(files) if part(record) == "fit")
 
 
 def mean_us(row: Record) -> float:
-    """Return the time of a candidate."""
+    """Return the mean time of a candidate in µs."""
     return float(sum(row["us"])) / len(row["us"])
 
 
 def rows_of(record: Record, kernel: str, fall: float) -> Iterator[tuple[Record, float]]:
-    """Give the candidates of a kernel and their weights."""
+    """Yield the rows of a kernel's candidates and their weights."""
     rows = [row for row in record["rows"] if row["kernel"] == kernel]
     least = min(map(mean_us, rows), default=0.0)
     yield from ((row, math.exp(-fall * (mean_us(row) / least - 1))) for row in rows)
 
 
 class Offer(NamedTuple):
-    """An algorithm of the library for a product, as a key of its measurements."""
+    """An algorithm of cuBLASLt for a product: the key by which measurements are grouped."""
 
     work: ordering.Work
     config: ordering.Config
@@ -71,10 +71,10 @@ def offers(records: Iterable[Record]) -> dict[Offer, tuple[float, float]]:
 
 
 class Asked(NamedTuple):
-    """What trees are fitted to."""
+    """A sample that trees are fitted to."""
 
     product: int
-    """A number that times of one product and one run share."""
+    """A number that all times of one product in one run share."""
     features: tuple[float, ...]
     estimate: float
     us: float
@@ -82,14 +82,14 @@ class Asked(NamedTuple):
 
 
 def asked_of_library(records: Iterable[Record]) -> Iterator[Asked]:
-    """Give the times of cuBLASLt's algorithms, with what is asked of each."""
+    """Yield the times of cuBLASLt's algorithms with their features."""
     for record, row, key, weight in _offers(records, TREES_FALL):
         estimate = ordering.us(*key)
         yield Asked(id(record), library_features(*key, estimate), estimate, mean_us(row), weight)
 
 
 def asked_of_tiles(records: Iterable[Record]) -> Iterator[Asked]:
-    """Give the times of sm90_tiled's tiles."""
+    """Yield the times of sm90_tiled's tiles with their features."""
     for record, row, tile, weight in _tiles(records, TREES_FALL):
         p = problem_of(record)
         estimate = tiled_cost.us(p, tile)
@@ -97,7 +97,7 @@ def asked_of_tiles(records: Iterable[Record]) -> Iterator[Asked]:
 
 
 def asked_of_decode(records: Iterable[Record]) -> Iterator[Asked]:
-    """Give the times of sm90_decode."""
+    """Yield the times of sm90_decode with their features."""
     for record, row in _decodes(records):
         p = problem_of(record)
         config = config_for(p)
@@ -106,7 +106,7 @@ def asked_of_decode(records: Iterable[Record]) -> Iterator[Asked]:
 
 
 def of_library(records: Iterable[Record]) -> list[Sample]:
-    """Return the times of cuBLASLt's algorithms."""
+    """Return the samples of cuBLASLt's algorithms, the mean of all measurements for each."""
     return [
         Sample(lambda key=key: ordering.us(*key), us, weight)  # type: ignore[misc]
         for key, (us, weight) in offers(records).items()
@@ -122,7 +122,7 @@ def _tiles(records: Iterable[Record], fall: float) -> Iterator[tuple[Record, Rec
 
 
 def of_tiles(records: Iterable[Record]) -> list[Sample]:
-    """Return the times of sm90_tiled's tiles."""
+    """Return the samples of sm90_tiled's tiles."""
     found = []
     for record, row, tile, weight in _tiles(records, CONSTANTS_FALL):
         p = problem_of(record)
@@ -138,7 +138,7 @@ def _decodes(records: Iterable[Record]) -> Iterator[tuple[Record, Record]]:
 
 
 def of_decode(records: Iterable[Record]) -> list[Sample]:
-    """Return the times of sm90_decode."""
+    """Return the samples of sm90_decode."""
     found = []
     for record, row in _decodes(records):
         p = problem_of(record)
@@ -161,7 +161,7 @@ BESIDE: Final[dict[str, Callable[[ScaledMm, float], float]]] = {
 
 
 def library_us(record: Record, kernel: str) -> float:
-    """Return the estimate of the library's product that a kernel adds to."""
+    """Return the estimate in µs of the cuBLASLt product that a kernel of `BESIDE` contains."""
     work = work_of(record)
     if kernel == "cublaslt_epilogue":
         rows = [row for row in record["rows"] if row["kernel"] == kernel and row["channels"]]
@@ -172,7 +172,7 @@ def library_us(record: Record, kernel: str) -> float:
 
 
 def of_fallbacks(records: Iterable[Record]) -> list[Sample]:
-    """Return the times of kernels that take what others do not."""
+    """Return the samples of fallbacks: kernels for products that other kernels do not take."""
     found = []
     for record in records:
         for name, us in FALLBACKS.items():

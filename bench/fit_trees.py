@@ -1,8 +1,8 @@
-"""The trees that correct the estimates, fitted to what times differ from them by, and the file that holds them.
+"""Fits the trees that correct the estimates to the residuals of the formulas, and writes the file that holds them.
 
-All candidates of a product that were timed in one run take longer or shorter together: the clock, and what the formulas
-do not know of the product itself. No choice depends on that. So each product of a run has a number of its own, which is
-fitted beside the trees of all kernels, and trees are fitted to what is left: how candidates of a product differ.
+All candidates of a product that were timed in one run share a part of their residual: the clock, and what the formulas
+do not know about the product. No choice depends on this part. So each product of a run has an offset, which is fitted
+together with the trees of all kernels, and the trees are fitted to the rest: how candidates of a product differ.
 """
 
 import json
@@ -28,33 +28,33 @@ ASKED: Final[dict[str, tuple[Callable[[Iterable[Record]], Iterable[Asked]], boos
     "sm90_tiled": (asked_of_tiles, MANY),
     "sm90_decode": (asked_of_decode, FEW),
 }
-"""What trees are fitted to and how, by the kernels that they are for."""
+"""By kernel: the samples that its trees are fitted to, and the hyperparameters."""
 ROUGH: Final = FEW._replace(trees=100, rate=0.3)
-"""The trees beside which the numbers of products are fitted."""
+"""The hyperparameters of the trees that are fitted together with the offsets of products."""
 ROUNDS: Final = 2
-"""How often they are."""
+"""How often these trees and the offsets are fitted in turn."""
 FAR: Final = 0.7
-"""A time whose logarithm differs by more than this from its estimate's is a mishap of its run."""
+"""Times whose logarithm differs by more than this from that of the estimate are outliers, and left out."""
 NEAR_FALL: Final = 8.0
-"""How fast a candidate counts less for the number of its product, as it is slower than the fastest of all kernels."""
+"""The weight of a candidate for its product's offset is exp(-NEAR_FALL * (time / least - 1)), least of all kernels."""
 OF_NONE: Final = 0.3
-"""The weight that a product's number has to be 0, beside 1 of the fastest candidate."""
+"""The weight of an offset of 0 (regularization), where the fastest candidate has weight 1."""
 
 
 class Times(NamedTuple):
-    """What the trees of a kernel are fitted to, a row a time."""
+    """The samples that the trees of a kernel are fitted to, one row for each time."""
 
     names: tuple[str, ...]
     features: Floats
     left: Floats
-    """The logarithm of the time over its estimate."""
+    """The residuals: logarithms of time over estimate."""
     us: Floats
     weights: Floats
     products: boosting.Numbers
 
 
 def times_of(all_: Sequence[Iterable[Asked]]) -> list[Times]:
-    """Return the times of kernels, without mishaps; products of a run are numbered from 0 on."""
+    """Return the samples of each kernel without outliers; the products of runs are numbered from 0."""
     kept = [[one for one in asked if abs(math.log(one.us / one.estimate)) <= FAR] for asked in all_]
     known = dict.fromkeys(one.product for some in kept for one in some)
     number = {product: place for place, product in enumerate(known)}
@@ -72,12 +72,12 @@ def times_of(all_: Sequence[Iterable[Asked]]) -> list[Times]:
 
 
 def shared(times: Sequence[Times]) -> Floats:
-    """Return by how much all candidates of each product are slower than trees that are fitted beside it say."""
+    """Return the offset of each product: the part of the residual that all its candidates share, beside trees."""
     products = np.concatenate([some.products for some in times])
     us = np.concatenate([some.us for some in times])
     least = np.full(products.max() + 1, np.inf)
     np.minimum.at(least, products, us)
-    # Not NumPy's exp: its last bit depends on the processor, and the trees on that.
+    # Not NumPy's exp: its last bit depends on the processor, and the trees would depend on it.
     near = np.array([math.exp(-NEAR_FALL * slower) for slower in us / least[products] - 1])
     counts, found = np.bincount(products, near), np.zeros(len(least))
     for _ in range(ROUNDS):
@@ -90,7 +90,7 @@ def shared(times: Sequence[Times]) -> Floats:
 
 
 def grown(records: Sequence[Record]) -> dict[str, Grown]:
-    """Return the trees of each kernel that has some."""
+    """Return the fitted trees of each kernel that has trees."""
     times = times_of([asked(records) for asked, _ in ASKED.values()])
     alike = shared(times)
     return {
@@ -100,7 +100,7 @@ def grown(records: Sequence[Record]) -> dict[str, Grown]:
 
 
 def packed(trees: Sequence[boosting.Tree], names: Sequence[str]) -> Grown:
-    """Return trees as the file has them."""
+    """Return trees in the encoding of the file, which `fp8core.kernels.gemm.corrections` describes."""
     asked: dict[int, set[float]] = {}
     for cuts, _ in trees:
         for column, above in cuts:
@@ -116,7 +116,7 @@ def packed(trees: Sequence[boosting.Tree], names: Sequence[str]) -> Grown:
 
 
 def written(made: dict[str, Grown], gpu: str) -> str:
-    """Return the file of the trees, with those of other models of GPU as they are."""
+    """Return the text of the file with these trees for a model of GPU; those of other models stay as they are."""
     known: dict[str, Any] = json.loads(CORRECTIONS.read_text(encoding="utf-8"))["trees"]
     mine = {kernel: some._asdict() for kernel, some in made.items()}
 
@@ -128,12 +128,12 @@ def written(made: dict[str, Grown], gpu: str) -> str:
 
 
 def text_of_trees(thresholds: dict[str, Sequence[float]], questions: int, trees: Sequence[str]) -> str:
-    """Return the trees of a kernel as JSON, each in a line, as are the thresholds of each feature."""
+    """Return the trees of a kernel as JSON: one line for each tree, and one for the thresholds of each feature."""
     asked = members({name: json.dumps(values, separators=(",", ":")) for name, values in thresholds.items()})
     lines = "[\n" + ",\n".join(map(json.dumps, trees)) + "]"
     return f'{{"thresholds": {asked},\n"questions": {questions}, "trees": {lines}}}'
 
 
 def members(texts: dict[str, str]) -> str:
-    """Return an object as JSON whose values are, with a line for each."""
+    """Return a JSON object of values that are JSON already, one line each, sorted by name."""
     return "{\n" + ",\n".join(f"{json.dumps(name)}: {text}" for name, text in sorted(texts.items())) + "}"

@@ -1,4 +1,4 @@
-"""What runs of format 1 called rows of tables, kinds of records, subjects and steps, in the names of today."""
+"""Today's names for the table rows, kinds of records, subjects and steps in runs of format 1."""
 
 import json
 from typing import Any, Final
@@ -15,11 +15,11 @@ KINDS: Final = {"host": "engine"}
 SUBJECTS: Final = {"overhead": "host", "host": "engine"}
 STEPS: Final = {"of it: looks of three": "of it: signature of three"}
 MODEL: Final = "Llama-8B"
-"""Of the decoder layers of runs whose lines name none."""
+"""The model of decoder layers in records that name none."""
 
 
 def renamed(line: str) -> dict[str, Any]:
-    """Return the record of a line, in the names of today, but for a subject, whose run says which it is."""
+    """Return the record of a line with today's names, except for subjects, whose meaning depends on their run."""
     for former, name in ROWS.items():
         line = line.replace(f'"{former}"', f'"{name}"')
     record: dict[str, Any] = json.loads(line)

@@ -1,10 +1,10 @@
-"""RMS norm and SiLU fused with quantization, beside their floor, the copy of as many bytes, and vLLM's kernels.
+"""Times RMS norm and SiLU fused with quantization, and compares them with their floor, a copy, and vLLM's kernels.
 
     python -m bench.fused [--baselines FOLDER] [--json FILE] [--kinds norm add+norm silu] [--shapes 1x4096 8192x8192]
 
-bfloat16 in, float8_e4m3fn out. Every output of ours is checked against PyTorch's arithmetic in fp32 before it is timed:
-codes at most one step away, in at most one of 500 (the sum's order and exp's last places are free). Inputs and outputs
-rotate over more memory than L2 holds; variants are interleaved.
+Inputs are bfloat16, results float8_e4m3fn. Every result of fp8core is checked against PyTorch's arithmetic in fp32
+before it is timed: at most one code in 500 may differ, by one step (the order of the sum and the last bits of exp are
+not specified). Inputs and results rotate over more memory than L2 holds; variants are interleaved.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers
 
 SHAPES: Final = ("1x4096", "16x8192", "1024x8192", "4096x4096", "8192x8192", "16384x14336")
 KINDS: Final = {"norm": 3, "add+norm": 7, "silu": 5}
-"""The bytes of an element of the result: read, and written."""
+"""By kind: the bytes that are read and written per element of the result."""
 MODES: Final[dict[str, GroupShape]] = {"static": PER_TENSOR, "token": PER_TOKEN, "1x128": GROUP_128}
 EPSILON: Final = 1e-6
 MOST_OFF: Final = 1 / 500
@@ -44,13 +44,13 @@ class Case(NamedTuple):
 
     @property
     def roofline(self) -> Roofline:
-        """The elements' bytes and the scales'."""
+        """The bytes of the elements and of the scales."""
         scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
         return Roofline(KINDS[self.kind] * self.rows * self.cols + 4 * scale_rows * scale_cols)
 
 
 class Operands(NamedTuple):
-    """What one call reads and writes."""
+    """The operands of one call."""
 
     x: torch.Tensor
     residual: torch.Tensor
@@ -60,7 +60,7 @@ class Operands(NamedTuple):
 
 
 def operands(case: Case) -> Operands:
-    """Return fresh operands; a given scale is one that fits."""
+    """Return new operands; the scale has a value that suits the static mode."""
     rows, cols = case.rows, case.cols
     x = torch.randn(rows, cols * (2 if case.kind == "silu" else 1), device="cuda").bfloat16()
     residual = torch.randn(rows if case.kind == "add+norm" else 0, cols, device="cuda").bfloat16()
@@ -72,12 +72,12 @@ def operands(case: Case) -> Operands:
 
 @cache
 def bound(plan: Plan, numbers: tuple) -> Callable[..., None]:
-    """Return a plan's launch for some numbers."""
+    """Return a plan's launch, bound to some numbers."""
     return plan.bind(numbers)
 
 
 def ours(case: Case) -> Callable[[Operands], None]:
-    """Return fp8core's kernel for the case, as its table plans it."""
+    """Return a call of the fp8core kernel that the table chooses for the case."""
     group, static, target, fp8 = MODES[case.mode], case.mode == "static", device.target(0), "float8_e4m3fn"
     limits = (case.rows, float("inf"), 1e-10)
     if case.kind == "silu":
@@ -105,7 +105,7 @@ def ours(case: Case) -> Callable[[Operands], None]:
 
 
 def vllm(case: Case, ops: Any) -> Iterator[Callable[[Operands], object]]:
-    """Give vLLM's kernel for the case where it has one."""
+    """Yield vLLM's kernel for the case, if it has one."""
     match case.kind, case.mode:
         case "norm", "static":
             yield lambda o: ops.rms_norm_static_fp8_quant(o.data, o.x, o.weight, o.scale, EPSILON)
@@ -122,7 +122,7 @@ def vllm(case: Case, ops: Any) -> Iterator[Callable[[Operands], object]]:
 
 
 def produced(case: Case, o: Operands) -> torch.Tensor:
-    """Return what is to be quantized, by PyTorch's own arithmetic in fp32."""
+    """Return the values to be quantized, computed by PyTorch in fp32."""
     if case.kind == "silu":
         gate, up = o.x.float().chunk(2, 1)
         return (gate.double() / (1 + torch.exp(-gate.double()))).float() * up
@@ -132,7 +132,7 @@ def produced(case: Case, o: Operands) -> torch.Tensor:
 
 
 def check(case: Case, run: Callable[[Operands], object]) -> str | None:
-    """Return what is wrong with the output of ours, or None."""
+    """Return how the result of fp8core's kernel is wrong, or None."""
     o = operands(case)
     o.data.view(torch.uint8).fill_(0x5A)
     values, total = produced(case, o), o.x + o.residual if case.kind == "add+norm" else o.residual
@@ -150,7 +150,7 @@ def check(case: Case, run: Callable[[Operands], object]) -> str | None:
 
 
 def measure(case: Case, loaded: baselines.Loaded) -> dict[str, Any]:
-    """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
+    """Return one record: the case, its floor, and each variant's time or error."""
     runs: dict[str, Callable[[Operands], object]] = {"fp8core": ours(case)}
     wrong = {name: fault for name, run in runs.items() if (fault := check(case, run))}
     if loaded.vllm is not None:

@@ -1,6 +1,6 @@
-"""The goals as data, and which cases of a benchmark's results meet them. Nothing is rounded before it is compared.
+"""The performance goals as data, and the cases of results that meet them. Times are not rounded before comparison.
 
-They were set in November 2026, before most of the kernels were written, from what the baselines reached on an H200.
+The goals were set in November 2026, before most kernels were written, from the baselines' times on an H200.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,16 +13,16 @@ from bench.labels import DECODE, LIBRARY
 from bench.results import Record, Results, large, neighbour_time, us
 
 LATENCY: Final = 1.8
-"""Microseconds that a maximum over the whole device takes beside a copy."""
+"""Microseconds that a maximum over the whole device takes in addition to a copy."""
 PRODUCT_BOUNDS: Final = {"tensor": (1.7, 2.5), "row": (1.7, 2.5), "block": (2.0, 3.0)}
-"""Microseconds above the floor that products are to take at most, up to 16 and up to 64 rows."""
+"""By mode of scales: the most microseconds above the floor for products of up to 16 and of up to 64 rows."""
 
 SHARDS: Final = "Llama-70B/8"
-"""The model whose decoder layer is so small that what lies between its launches counts in microseconds."""
+"""The model whose decoder layer is so small that its bound is in microseconds: the gaps between launches dominate."""
 
 
 class Goal(NamedTuple):
-    """What is to be reached: a bound in words, its number, where that comes from, and how a case is checked."""
+    """A goal: its subject, the bound as text and as a number, the source of the number, and the check."""
 
     what: str
     words: str
@@ -37,7 +37,7 @@ class Goal(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A goal and the cases that were measured; without any it was not."""
+    """A goal and the checks of the measured cases; empty if none was measured."""
 
     goal: Goal
     checks: Sequence[Check]
@@ -305,5 +305,5 @@ GOALS: Final = (
 
 
 def judge(found: Results) -> list[Judged]:
-    """Return the goals with what the results say of them."""
+    """Return all goals with the checks of the results."""
     return [Judged(goal, list(goal.checks(found, goal.threshold))) for goal in GOALS]

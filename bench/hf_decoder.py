@@ -1,12 +1,12 @@
-"""A decoder of transformers, Qwen3-8B's layers, one token a sequence: bfloat16 beside FP8, compiled and as it is.
+"""Times a decoder of transformers with Qwen3-8B's layers, one token per sequence: bfloat16 and FP8, compiled and eager.
 
     python -m bench.hf_decoder [--json FILE] [--layers 4] [--batch 1 16]
 
-Both models are `transformers.Qwen3Model` with the same random weights; of one of them `fp8core.torch.quantize_model_`
-makes FP8, per token x per channel. "graph" is `torch.compile(fullgraph=True)` in a CUDA graph, "options" the same with
-`fp8core.torch.compile_options(model)` for both; "eager" calls the model without compiling it, where the host takes
-longer than the GPU. There is no cache of keys and values: what is timed is the layers' arithmetic, not the length of a
-context. Before anything is timed, results of FP8 are compared with those of bfloat16.
+Both models are `transformers.Qwen3Model` with the same random weights; `fp8core.torch.quantize_model_` quantizes one of
+them, per token x per channel. "graph" is `torch.compile(fullgraph=True)` in a CUDA graph, "options" the same with
+`fp8core.torch.compile_options(model)` for both; "eager" calls the models without compiling them, where the host takes
+longer than the GPU. There is no KV cache: the benchmark times the arithmetic of the layers, independently of the length
+of a context. FP8 results are compared with those of bfloat16 before anything is timed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ HEADS: Final = 32
 KEY_HEADS: Final = 8
 DEVICE: Final = "cuda"
 FAR: Final = 0.25
-"""A relative error of the last hidden states that is a mistake; four layers of FP8 are some 0.14 from bfloat16."""
+"""A relative error of the last hidden states above this is a mistake; four FP8 layers differ from bfloat16 by 0.14."""
 WAYS: Final = ("graph", "options", "eager")
 EAGER_TURNS: Final = 15
 EAGER_MS: Final = 20.0
@@ -38,7 +38,7 @@ Run = Callable[[], object]
 
 
 def decoder(layers: int) -> Any:
-    """Return a model in bfloat16 with random weights, without a head and with a small embedding, which is not used."""
+    """Return a bfloat16 model with random weights, without a head, and with a small embedding, which is not used."""
     from transformers import Qwen3Config, Qwen3Model
 
     config = Qwen3Config(
@@ -64,7 +64,7 @@ def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def measure(batch: int, models: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a record for each way of running the models: how far FP8 is from bfloat16, and the times of both."""
+    """Yield a record for each way of running the models: the error of FP8 relative to bfloat16, and both times."""
     x = torch.randn(batch, 1, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
     wanted = models["bf16"](inputs_embeds=x, use_cache=False).last_hidden_state
     for way in WAYS:
@@ -74,7 +74,7 @@ def measure(batch: int, models: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _made(model: Any, way: str) -> Any:
-    """Return a model to be run in one way."""
+    """Return a model, compiled as the way of running it requires."""
     if way == "eager":
         return model
     options = fp8core.torch.compile_options(model) if way == "options" else None
@@ -86,7 +86,7 @@ def _call(model: Any, x: torch.Tensor) -> Run:
 
 
 def _record(way: str, batch: int, runs: dict[str, Run], wanted: torch.Tensor) -> dict[str, Any]:
-    """Return the record of one way, without times if a result is wrong."""
+    """Return the record of one way of running the models, without times if a result is wrong."""
     errors = {name: distance(run(), wanted) for name, run in runs.items()}
     times: dict[str, timing.Timing] = {}
     right = max(errors.values()) <= FAR

@@ -1,12 +1,12 @@
-"""What a call costs on the host: microseconds of each public function, of a step of interop, and of baselines' calls.
+"""Measures host time in microseconds: of each public function, of the steps of interop, and of the baselines' calls.
 
     python -m bench.host [--baselines FOLDER] [--json FILE]
 
-Each public function is called plainly and with memory of the caller, on torch tensors (`bench.calls`), some on CuPy
-arrays too. Calls are interleaved, and a ratio is the median of the rounds' ratios. Arrays are on a GPU where there is
-one, of sizes whose kernels take less time than their calls, so that the queue never fills; else only the steps of
-interop are timed, for the host engine's calls are computation. `python -m bench host --against CHECKOUT` compares the
-public functions with those of another checkout.
+Each public function is called with and without given results, on torch tensors (`bench.calls`) and some on CuPy arrays.
+Calls are interleaved, and a ratio is the median of the rounds' ratios. If there is a GPU, arrays are on it, with sizes
+whose kernels take less time than their calls, so that the queue never fills. Otherwise only the steps of interop are
+timed, as calls of the host engine are mostly computation. `python -m bench host --against CHECKOUT` compares the public
+functions with those of another checkout.
 """
 
 import argparse
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 TURNS: Final = 41
 STRETCH_MS: Final = 2.0
-"""Of each turn."""
+"""The length of each turn."""
 CALLS_A_TURN: Final = 200
-"""At most, so that the device's queue never fills."""
+"""The most calls in a turn, so that the device's queue never fills."""
 
 RATIOS: Final = (
     ("quantize, out given", "vllm", "quantize, out given"),
@@ -49,11 +49,11 @@ RATIOS: Final = (
     ("Fp8Linear m=16", "vllm", "quantize + scaled_mm m=16"),
     ("Fp8Linear m=80", "vllm", "quantize + scaled_mm m=80"),
 )
-"""A call of ours, and the baseline's that does as much."""
+"""A call of fp8core, and the baseline and its call that do the same."""
 
 
 class Step(NamedTuple):
-    """A thing done once or more a call."""
+    """A call, or a step that calls consist of."""
 
     framework: str
     name: str
@@ -61,11 +61,11 @@ class Step(NamedTuple):
 
 
 def nothing() -> None:
-    """Do nothing: the floor."""
+    """Do nothing: the time of an empty call is the floor."""
 
 
 def sample(framework: str) -> Any:
-    """Return a 16 x 4096 bfloat16 array of ``framework``, or None if it is not installed or lacks the device."""
+    """Return a 16 x 4096 bfloat16 array of ``framework``, or None if it is not installed or cannot use the device."""
     try:
         return MAKERS[framework](device.count() > 0)
     except (ImportError, RuntimeError, ValueError):
@@ -102,7 +102,7 @@ MAKERS: Final[dict[str, Callable[[bool], Any]]] = {"torch": _torch, "cupy": _cup
 
 
 def steps(framework: str, x: Any) -> Iterator[Step]:
-    """Yield what interop does for one operand and one result."""
+    """Yield the steps of interop for one operand and one result."""
     seen = interop.view(x, "x")
     kind, target, stream = seen.framework, seen.target, interop.stream_of(seen)
     shape = seen.shape
@@ -116,7 +116,7 @@ def steps(framework: str, x: Any) -> Iterator[Step]:
 
 
 def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
-    """Yield what a repeated `quantize` of ``x`` into ``data`` and ``scale`` does, one by one."""
+    """Yield the single steps of a repeated `quantize` of ``x`` into ``data`` and ``scale``."""
     seen = interop.view(x, "x")
     (rows, cols), target = seen.shape, seen.target
     plan = QUANTIZE.plan(fp8core.explain(fp8core.quantize, x).problem)
@@ -137,7 +137,7 @@ def parts(x: Any, data: Any, scale: Any) -> Iterator[Step]:
 
 
 def calls(loaded: "Loaded") -> Iterator[Step]:
-    """Yield whole calls, on torch tensors and CuPy arrays, and the baselines'."""
+    """Yield whole calls on torch tensors and CuPy arrays, and those of the baselines."""
     import torch
 
     from bench import calls as public
@@ -189,10 +189,10 @@ def calls(loaded: "Loaded") -> Iterator[Step]:
 
 
 def by_turns(steps: Sequence[Step]) -> list[list[float]]:
-    """Return the microseconds of one run of each step, interleaved: what drifts, drifts for all."""
+    """Return the microseconds of each step in each turn; steps are interleaved, so that drift affects all alike."""
     timers = {place: timeit.Timer(step.run) for place, step in enumerate(steps)}
     for timer in timers.values():
-        timer.timeit(20)  # compiles, and fills what is kept
+        timer.timeit(20)  # compiles kernels and fills caches
 
     def elapsed(timer: timeit.Timer, rounds: int) -> float:
         count = min(rounds, CALLS_A_TURN)
@@ -207,7 +207,7 @@ def by_turns(steps: Sequence[Step]) -> list[list[float]]:
 def report(
     table: Table, steps: Sequence[Step], bench: str, where: str
 ) -> tuple[list[dict[str, Any]], dict[str, list[float]]]:
-    """Time steps, add them to a table, and return their records and their turns by framework and name."""
+    """Time steps, add them to a table, and return their records, and their times by framework and name."""
     times = by_turns(steps)
     records = []
     for step, spent in zip(steps, times, strict=True):

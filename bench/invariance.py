@@ -1,9 +1,10 @@
-"""What it costs to give a row the same bits whatever the batch: products without and with ``batch_invariant``.
+"""Measures the cost of batch invariance: times products without and with ``batch_invariant``.
 
     python -m bench.invariance [--json FILE] [--modes row block] [--shapes 4096x4096] [--m 1 16 64 256]
 
 Operands, floors and graphs are those of `bench.decode`; the kernels are those that the table chooses. Before it is
-timed, each product is checked against float64, and a row of the invariant one against that row alone, bit for bit.
+timed, each product is checked against float64, and a row of the invariant product against the product of that row
+alone, bit for bit.
 """
 
 import argparse
@@ -29,12 +30,12 @@ class Invariant(decode.Case):
     """A case whose rows must not depend on the batch."""
 
     def problem(self) -> ScaledMm:
-        """Return the case as the table of kernels has it."""
+        """Return the case as a problem for the table of kernels."""
         return super().problem()._replace(batch_invariant=True)
 
 
 def product(case: decode.Case) -> tuple[str, decode.Call]:
-    """Return what the table chooses for a case: its name and its call."""
+    """Return the name and a call of the kernel that the table chooses for a case."""
     problem = case.problem()
     kernel = next(SCALED_MM.ranking(problem))
     return kernel.name, decode.launched(kernel.plan(problem))
@@ -50,7 +51,7 @@ def differs(case: Invariant, o: decode.Operands) -> bool:
 
 
 def measure(case: decode.Case, replays: int) -> dict[str, Any]:
-    """Return one record: the case, its floor, the kernels, and each product's time or what is wrong with it."""
+    """Return one record: the case, its floor, the kernels, and each product's time or error."""
     operands = case.operands()
     first, reference = operands[0], decode.want(case, operands[0])
     kernels: dict[str, str] = {}

@@ -1,12 +1,12 @@
-"""Decoder layers of Llama 8B under jax.jit, in FP8 beside bfloat16, and what a call costs in a program and eagerly.
+"""Times decoder layers of Llama 8B under jax.jit, in FP8 and bfloat16, and single calls in a program and eagerly.
 
     python -m bench.jax_layer [--json FILE] [--m 1 16 64]
 
-The linear path of four layers, each with weights of its own, in one program: RMS norm, fused q, k and v; the output
+One program runs the linear path of four layers, each with its own weights: RMS norm, fused q, k and v; the output
 projection; residual, RMS norm, gate and up; SiLU and down. Attention is left out, so the output projection takes the
-first columns of q, k, v. FP8 is per token x per channel by this library, bfloat16 is what XLA makes of jax.numpy. Both
-results are compared before they are timed. Times are those of a program, from the first to the last of many that are
-started one after another.
+first columns of q, k, v. FP8 is per token x per channel by this library; bfloat16 is jax.numpy, compiled by XLA. Both
+results are compared before they are timed. The time of a program is the average over many that are started one after
+the other.
 """
 
 import argparse
@@ -32,10 +32,10 @@ SIZES: Final = {"qkv": (QKV, HIDDEN), "o": (HIDDEN, HIDDEN), "gate_up": (2 * MLP
 EPSILON: Final = 1e-5
 LAYERS: Final = 4
 FAR: Final = 0.15
-"""A relative error of four layers that is a mistake."""
+"""A relative error of four layers above this is a mistake."""
 ROUNDS: Final = 7
 CHAIN: Final = 64
-"""Layers of 256 x 256 in a program, each of which takes the last one's result."""
+"""The number of 256 x 256 layers in a program, each of which takes the result of the one before."""
 SMALL: Final = 256
 
 
@@ -85,7 +85,7 @@ def in_fp8(x: Any, layers: list[Weights]) -> Any:
 
 
 def us(call: Callable[[], Any], calls: int) -> dict[str, float]:
-    """Return the median and the least time of a call among as many that are started one after another."""
+    """Return the median and the least time of a call, in rounds of ``calls`` that are started one after the other."""
     times = []
     for _ in range(ROUNDS + 1):
         start = time.perf_counter()
@@ -93,12 +93,12 @@ def us(call: Callable[[], Any], calls: int) -> dict[str, float]:
             result = call()
         jax.block_until_ready(result)
         times.append((time.perf_counter() - start) / calls * 1e6)
-    kept = sorted(times[1:])  # the first round records
+    kept = sorted(times[1:])  # in the first round, XLA records command buffers
     return {"median": kept[len(kept) // 2], "min": kept[0]}
 
 
 def layer(m: int, calls: int = 30) -> dict[str, Any]:
-    """Return one record: the time of a layer either way, and how far the results are apart."""
+    """Return one record: the time of a layer in both dtypes, and the relative error."""
     wide = [made(key) for key in jax.random.split(jax.random.key(0), LAYERS)]
     narrow = [Weights(one.norms, *[fp8core.jax.Fp8Linear.from_weight(weight) for weight in one[1:]]) for one in wide]
     x = jax.random.normal(jax.random.key(1), (m, HIDDEN), jnp.bfloat16)
@@ -115,7 +115,7 @@ def layer(m: int, calls: int = 30) -> dict[str, Any]:
 
 
 def calls_of(count: int = 20) -> dict[str, Any]:
-    """Return one record: a layer of one token in a chain of such, and eager calls, beside products of bfloat16."""
+    """Return one record: the time of a layer in a chain with one token, in FP8 and bfloat16, and of eager calls."""
     weight = jax.random.normal(jax.random.key(0), (SMALL, SMALL), jnp.bfloat16) / 16
     small = fp8core.jax.Fp8Linear.from_weight(weight)
     x = jax.random.normal(jax.random.key(1), (1, SMALL), jnp.bfloat16)

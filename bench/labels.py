@@ -1,4 +1,4 @@
-"""What records name, and what tables and pictures call it: variants, modes, kinds of products and layers."""
+"""The labels in tables and plots for the names in records: variants, modes, kinds of products and layers."""
 
 from typing import Final
 

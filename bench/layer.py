@@ -1,16 +1,17 @@
-"""The linear path of decoder layers inside a CUDA graph, beside the sum of its launches' floors, vLLM and torch.
+"""Times the linear path of decoder layers inside a CUDA graph; compares it with its floor, vLLM and torch.
 
     python -m bench.layer [--baselines FOLDER] [--json FILE] [--models Llama-8B] [--m 1 16 64]
     python -m bench.layer --calls [--models Llama-70B/8] [--m 16 64]
 
-Residual and RMS norm; q, k and v; the output projection; residual and RMS norm; gate and up; SiLU and down (see
-`bench.decoder`). Scales are per token x per channel, of DeepSeek-V3 1x128 x 128x128. Weights rotate over more memory
-than L2 holds; layers share the memory of what they compute. "plain" lets the library allocate and passes
-`Quantized` on, "preallocated" gives every result memory, vLLM's kernels write to given memory, and torch multiplies in
-bfloat16. Every variant is checked against float64 arithmetic before it is timed.
+The path consists of residual and RMS norm; q, k and v; the output projection; residual and RMS norm; gate and up; SiLU
+and down (see `bench.decoder`). The floor is the sum of the launches' floors. Scales are per token x per channel, for
+DeepSeek-V3 1x128 x 128x128. Weights rotate over more memory than L2 holds; layers share the memory of their
+activations. "plain" lets the library allocate results and passes `Quantized` on, "preallocated" gives memory for every
+result, vLLM's kernels write to given memory, and torch multiplies in bfloat16. Every variant is checked against float64
+arithmetic before it is timed.
 
-With --calls it times the layer's first call, the first two, and so on, and prints how much each adds: what a call costs
-where it stands, with what it hides of the calls beside it.
+With --calls it times the layer's first call, the first two calls, and so on, and prints how much each call adds: its
+cost in place, which includes its overlap with the calls next to it.
 """
 
 import argparse
@@ -28,14 +29,14 @@ from bench.needs import require_gpu
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)
 FAR: Final = 0.1
-"""A relative error that is a mistake. A code that rounds the other way changes codes of the quantizations after it, so
-that two right layers are up to 0.06 apart."""
+"""A relative error above this is a mistake. A code that rounds differently changes codes in later quantizations, so
+that two correct layers differ by up to 0.06."""
 LONG_US: Final = 1000.0
-"""From this floor on fewer layers make a graph, and it is replayed fewer times."""
+"""For layers with a larger floor, graphs have fewer layers and are replayed less often."""
 
 
 def measure(name: str, m: int, weights: list[Weights], loaded: baselines.Loaded) -> dict[str, Any]:
-    """Return one record: the model, the rows, the floor, and each variant's time or what kept it from having one."""
+    """Return one record: the model, the rows, the floor, and each variant's time or error."""
     memory, floor = Memory(MODELS[name], m), MODELS[name].floor(m)
     calls, wrong = {}, {}
     for variant, run in decoder.runs(tuple(labels.LAYER), loaded.vllm).items():
@@ -66,7 +67,7 @@ def measure(name: str, m: int, weights: list[Weights], loaded: baselines.Loaded)
 
 
 def added(name: str, m: int, weights: list[Weights]) -> list[float]:
-    """Return by how many microseconds each of `decoder.CALLS` makes the layer longer than the calls before it."""
+    """Return the microseconds that each of `decoder.CALLS` adds to the calls before it."""
     memory = Memory(MODELS[name], m)
     first = {
         str(count): [lambda count=count, w=w: decoder.plain(w, memory, count) for w in weights]  # type: ignore[misc]

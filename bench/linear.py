@@ -1,12 +1,13 @@
-"""A whole linear layer, quantization and product, inside a CUDA graph: each row that runs it, and vLLM's two kernels.
+"""Times whole linear layers, quantization and product, inside a CUDA graph: each row of the table, and vLLM's kernels.
 
     python -m bench.linear [--baselines FOLDER] [--json FILE] [--shapes 6144x4096] [--m 1 16 64]
 
-A shape is n x k; per token x per channel. A graph holds 64 calls; weights rotate over more memory than L2
-holds; activations stay warm. "fp8core" are layers called through the public `Fp8Linear`; the rows of the table that can
-run a layer follow by name, whichever it takes. Each result is checked against the product of the dequantized operands
-before anything is timed. "product" is the product alone, of codes that are there. The floor counts weight,
-activations and result; "more_us" is the median of what the layers take more than the product in the same turn.
+A shape is n x k; scales are per token x per channel. A graph holds 64 calls; weights rotate over more memory than L2
+holds; activations stay warm. "fp8core" is the layer called through the public `Fp8Linear`; then every row of the table
+that can run the layer follows by name, whether or not it is the one chosen. Each result is checked against the product
+of the dequantized operands before anything is timed. "product" is the product alone, with codes that are computed
+before. The floor counts weight, activations and result; "more_us" is the median, over the turns, of the layer's time
+minus the product's.
 """
 
 import argparse
@@ -35,11 +36,11 @@ SHAPES: Final = (
 )
 ROWS: Final = (1, 16, 64)
 FAR: Final = 4e-3
-"""A relative error that is a mistake."""
+"""A relative error above this is a mistake."""
 
 
 def vllm(ops: object, x: torch.Tensor, layer: fp8core.Fp8Linear) -> torch.Tensor:
-    """Return the same by vLLM's kernels, with their outputs allocated."""
+    """Return the result of vLLM's kernels, including the allocation of their outputs."""
     quantize, product = ops.dynamic_per_token_scaled_fp8_quant, ops.cutlass_scaled_mm
     data = torch.empty(x.shape, device=x.device, dtype=torch.float8_e4m3fn)
     scale = torch.empty(len(x), 1, device=x.device, dtype=torch.float32)
@@ -50,14 +51,14 @@ def vllm(ops: object, x: torch.Tensor, layer: fp8core.Fp8Linear) -> torch.Tensor
 
 
 def problem_of(layer: fp8core.Fp8Linear, x: torch.Tensor) -> Linear:
-    """Return the problem of a layer whose weight may be read early."""
+    """Return the problem of a layer whose weight may be prefetched."""
     told = layer.explain(x)
     found = next(step.problem for step in (*told.before, told) if isinstance(step.problem, Linear))
     return found._replace(product=found.product._replace(prefetch_weight=True))
 
 
 def by_row(row: Kernel, layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return the layer run by one row of the table, into memory of its own."""
+    """Return a call of the layer by one row of the table, with its own result."""
     problem = problem_of(layer, x)
     m, k = x.shape
     quantize, product = row.plan(problem)
@@ -80,7 +81,7 @@ def by_row(row: Kernel, layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[
 
 
 def product_alone(layer: fp8core.Fp8Linear, x: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Return the layer's product of codes that are there, as `scaled_mm` chooses it, into memory of its own."""
+    """Return a call of the layer's product with existing codes, by the kernel that `scaled_mm` chooses."""
     product = SCALED_MM.plan(problem_of(layer, x).product)
     data, scale = fp8core.quantize(x)
     out = torch.empty(len(x), len(layer.weight), dtype=x.dtype, device="cuda")
@@ -112,7 +113,7 @@ def case(m: int, n: int, k: int, loaded: baselines.Loaded) -> dict[str, object]:
     timing.rest()
     times = timing.turns({name: calls for name, calls in variants.items() if name not in bad})
     floor = Roofline(n * k + 2 * m * k + 2 * m * n, 2 * m * n * k).floor()
-    # Of the same turn: from turn to turn the clock may change both by more than they differ.
+    # Differences within a turn: between turns, changes of the clock may exceed the difference.
     more = [layer - alone for layer, alone in zip(times.get("fp8core", ()), times.get("product", ()), strict=False)]
     return {
         "bench": "linear",

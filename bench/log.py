@@ -1,4 +1,4 @@
-"""Where the records of a benchmark go, and which of its cases are there: a run that was stopped can go on."""
+"""The file of a benchmark's records, and the cases that it has, so that a stopped run can be continued."""
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +28,7 @@ class Log:
         self._there = {results.key_of(record) for record in left}
 
     def has(self, case: Record) -> bool:
-        """Return whether an earlier run left the record of a case, given by the fields that tell cases apart."""
+        """Return whether the file has the record of a case, given by the fields that distinguish cases."""
         return results.key_of(case) in self._there
 
     def append(self, *records: Record) -> None:
@@ -38,12 +38,12 @@ class Log:
     def measured(
         self, cases: Iterable[Case], key: Callable[[Case], Record], measure: Callable[[Case], Record]
     ) -> Iterator[tuple[Case, Record]]:
-        """Measure the cases that no earlier run left, and yield each with its record once that is in the file.
+        """Measure the cases that the file does not have; yield each with its record, once that is written.
 
         Args:
-            cases: what to measure, in this order.
-            key: returns the fields of a case's record that tell it from others.
-            measure: returns the record.
+            cases: the cases, in order.
+            key: returns the fields of a case's record that distinguish it from others.
+            measure: returns the record of a case.
         """
         for case in cases:
             if self.has(key(case)):

@@ -1,4 +1,4 @@
-"""What a benchmark needs of the machine, and how it ends where that is not there."""
+"""The requirements of benchmarks on the machine, and the error if they are not met."""
 
 import argparse
 from importlib import import_module, util
@@ -7,25 +7,22 @@ from typing import Any, Final
 from fp8core.runtime import device
 
 SEES_GPU: Final = {"torch": lambda torch: torch.cuda.is_available(), "jax": lambda jax: jax.default_backend() != "cpu"}
-"""Whether a framework has been built for GPUs, and finds one."""
+"""By framework: whether it was built for GPUs and finds one."""
 
 
 def missing(framework: str) -> str | None:
-    """Return what a benchmark on the GPU, with arrays of a framework, needs and has not here; None where all is there.
-
-    The framework is not imported.
-    """
+    """Return why a GPU benchmark with arrays of a framework cannot run here, or None. The framework is not imported."""
     if not device.count():
         return f"needs a GPU: {device.why_none()}"
     return None if util.find_spec(framework) else f"needs {framework}, which is not installed"
 
 
 def require_gpu(parser: argparse.ArgumentParser, framework: str = "torch") -> None:
-    """End the process in one line and with status 2, as for arguments that are not understood, where there is no GPU.
+    """Exit with one line and status 2, as for invalid arguments, if there is no GPU for a benchmark.
 
     Args:
-        parser: that of the benchmark.
-        framework: whose arrays it times.
+        parser: the benchmark's argument parser.
+        framework: the framework whose arrays the benchmark uses.
     """
     why = missing(framework)
     if why is None and framework in SEES_GPU:

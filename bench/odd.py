@@ -1,9 +1,9 @@
-"""Quantization of odd shapes beside that of the aligned shape next to each, from bfloat16 and from float32.
+"""Times quantization of odd shapes and of the aligned shape next to each, from bfloat16 and from float32.
 
     python -m bench.odd [--json FILE] [--modes token 1x128] [--types bfloat16]
 
-A neighbour's time counts for as many bytes as the odd shape has. Both outputs are checked bit for bit against PyTorch's
-arithmetic before they are timed. Buffers rotate over more memory than L2 holds; the two are interleaved.
+The ratio scales the neighbour's time to the bytes of the odd shape. Both results are checked bit for bit against
+PyTorch's arithmetic before they are timed. Buffers rotate over more memory than L2 holds; the two are interleaved.
 """
 
 import argparse
@@ -33,12 +33,12 @@ SHAPES: Final = {
     (83, 8192): (80, 8192),
     (3, 8192): (4, 8192),
 }
-"""Rows and columns of each odd shape, and of its neighbour."""
+"""The rows and columns of each odd shape, and those of its neighbour."""
 TYPES: Final = ("bfloat16", "float32")
 
 
 class Calls(NamedTuple):
-    """Calls on sets of buffers, the bytes that one of them moves, and what is wrong with the output."""
+    """Calls on sets of buffers, the bytes that one call moves, and the fault of the result, if any."""
 
     calls: list[Callable[[], object]]
     bytes: int
@@ -57,7 +57,7 @@ def calls(mode: str, rows: int, cols: int, x_type: str) -> Calls:
 
 
 def measure(mode: str, x_type: str, odd: tuple[int, int], near: tuple[int, int]) -> dict[str, Any]:
-    """Return one record: the shape, its neighbour and their times, or what is wrong with an output."""
+    """Return one record: the shape, its neighbour and their times, or the faults of their results."""
     mine, other = calls(mode, *odd, x_type), calls(mode, *near, x_type)
     record = {
         "bench": "odd",

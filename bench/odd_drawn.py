@@ -1,10 +1,10 @@
-"""Products that chance draws, each odd in some way, beside the next aligned product, as the table chooses untuned.
+"""Times randomly drawn odd products and the next aligned product of each, with the kernels chosen without tuning.
 
     python -m bench.odd_drawn [--json FILE] [--count 60] [--seed 0] [--plan]
 
-Shapes, scales and endings are drawn from a fixed seed. A neighbour has the next multiples of 16 for n and k, a
-bfloat16 result, no beta and no amax. The two are interleaved, their weights rotate over more memory than L2 holds. With
---plan it says which kernels are chosen, on any machine.
+Shapes, scales and endings are drawn with a fixed seed. A neighbour has the next multiples of 16 for n and k, a
+bfloat16 result, no beta and no amax. The two are interleaved, and their weights rotate over more memory than L2 holds.
+--plan prints which kernels are chosen, on any machine.
 """
 
 import argparse
@@ -27,25 +27,25 @@ from fp8core.problem import BLOCK, ITEMSIZE, Activation, Granularity, ScaledMm, 
 
 COUNT: Final = 60
 FEW: Final = 64
-"""Rows up to which a product streams its weight."""
+"""Up to this many rows, a product is bound by reading its weight."""
 MANY: Final = 4096
 GOALS: Final = {True: 1.5, False: 2.5}
-"""How many times its neighbour a product may take, by whether it has few rows."""
+"""By whether a product has few rows: the largest acceptable ratio of its time to its neighbour's."""
 MOST_OPERATIONS: Final = 4e11
 MOST_BYTES: Final = 120e6
-"""Of a weight: larger products, and those of more operations, are drawn again."""
+"""Products with more operations, or a weight of more bytes, are drawn again."""
 MODES: Final[tuple[tuple[Granularity, Granularity], ...]] = (
     *(("tensor", "tensor"), ("tensor", "row"), ("row", "tensor"), ("row", "row")),
     *(("group", "block"), ("group", "group")),
 )
-"""Scales of a and b that products take together."""
+"""The combinations of scales of a and b that products support."""
 CODES: Final = ("float8_e4m3fn", "float8_e5m2")
 OUTS: Final = ("bfloat16", "bfloat16", "bfloat16", "float16", "float32", *CODES)
 ACTIVATIONS: Final[tuple[Activation, ...]] = ("", "", "", "gelu", "silu")
 
 
 class Drawn(NamedTuple):
-    """A product, apart from the device."""
+    """A product, without the device."""
 
     m: int
     n: int
@@ -67,13 +67,13 @@ class Drawn(NamedTuple):
 
     @property
     def odd(self) -> bool:
-        """Whether it is not aligned, or ends in what not all kernels have."""
+        """Whether it is not aligned, or has an ending that not all kernels support."""
         ends = self.beta != 0 or self.amax or self.out in CODES
         return bool(self.n % STEP or self.k % STEP or self.address < STEP or ends)
 
     @property
     def ending(self) -> str:
-        """What is odd in it beside its shape and its scales, in a few words."""
+        """A short description of the product besides its shape and scales."""
         said = (
             self.out if self.out != "bfloat16" else "",
             f"bias {self.bias}" if self.bias else "",
@@ -129,13 +129,13 @@ class Drawn(NamedTuple):
 
 
 def _extent(chance: random.Random, least: float, most: float) -> int:
-    """Return a number between two, each octave as likely; half of them are odd in the sense of `STEP`."""
+    """Return a log-uniformly distributed number; half of the numbers are rounded up to a multiple of `STEP`."""
     number = round(math.exp(chance.uniform(math.log(least), math.log(most))))
     return number if chance.random() < 0.5 else math.ceil(number / STEP) * STEP
 
 
 def draws(seed: int = 0) -> Iterator[Drawn]:
-    """Give products without end, the same ones for a seed: those that are odd, and not too large."""
+    """Yield an endless sequence of odd products that are not too large; it is determined by the seed."""
     chance = random.Random(seed)
     while True:
         least, most = (1, FEW) if chance.random() < 0.6 else (FEW, MANY)
@@ -154,7 +154,7 @@ def draws(seed: int = 0) -> Iterator[Drawn]:
             amax=chance.random() < 0.15,
             address=chance.choice((16, 16, 16, 8, 4, 1)),
         )
-        if made.out in CODES:  # which take no beta
+        if made.out in CODES:  # FP8 results do not support beta
             made = made._replace(beta=0.0)
         if made.odd and n * k <= MOST_BYTES and 2 * m * n * k <= MOST_OPERATIONS:
             yield made
@@ -167,12 +167,12 @@ def drawn(count: int = COUNT, seed: int = 0) -> tuple[Drawn, ...]:
 
 
 def planned(made: Drawn, target: Target) -> str:
-    """Return the kernel that a table chooses, on a machine without the device: no library is asked."""
+    """Return the kernel that the table chooses without the device; no library is queried."""
     return next((kernel.name for kernel in SCALED_MM.ranking(made.problem(target))), "none")
 
 
 def measure(made: Drawn, target: Target) -> dict[str, Any]:
-    """Return one record: a product and its neighbour, with the row that each is given and its time."""
+    """Return one record: a product and its neighbour, each with the chosen row and its time."""
     both = {"odd": made.problem(target), "near": made.neighbour().problem(target)}
     rows = {name: chosen(p) for name, p in both.items()}
     us = times({name: (p, rows[name][1]) for name, p in both.items()})
@@ -194,7 +194,7 @@ def measure(made: Drawn, target: Target) -> dict[str, Any]:
 
 
 def summary(records: list[dict[str, Any]]) -> Iterator[str]:
-    """Give how many records of few rows, and of many, are beyond their goal, and the worst."""
+    """Yield for few and for many rows how many records exceed their goal, and the median and largest ratio."""
     for few, goal in GOALS.items():
         ratios = sorted(r["ratio"] for r in records if r["few"] == few)
         if ratios:

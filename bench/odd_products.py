@@ -1,9 +1,9 @@
-"""Products of odd shapes beside that of the aligned shape next to each, as the table chooses untuned.
+"""Times products of odd shapes and of the aligned shape next to each, with the kernels chosen without tuning.
 
     python -m bench.odd_products [--json FILE]
 
-n and k of a neighbour are the next multiples of 16. The two are interleaved, their weights rotate over more memory than
-L2 holds.
+n and k of a neighbour are the next multiples of 16. The two are interleaved, and their weights rotate over more memory
+than L2 holds.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def chosen(p: ScaledMm) -> tuple[str, Matmul]:
 def times(pairs: dict[str, tuple[ScaledMm, Matmul]]) -> dict[str, float]:
     """Return the microseconds of each product, interleaved with the others."""
     operands = {name: timing.Operands(p, launch.scratch_bytes) for name, (p, launch) in pairs.items()}
-    device.cupy().cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+    device.cupy().cuda.runtime.deviceSynchronize()  # they are filled on another stream
     watch, runs, calls = timing.Stopwatch(), {}, {}
     for name, made in operands.items():
         made.run(pairs[name][1], watch.stream.ptr, made.weights[0])
@@ -90,7 +90,7 @@ def times(pairs: dict[str, tuple[ScaledMm, Matmul]]) -> dict[str, float]:
 
 
 def measure(m: int, n: int, k: int, scales: tuple[Granularity, Granularity], out: str = WIDE) -> dict[str, Any]:
-    """Return one record: a shape and its neighbour, with the row that each is given and its time."""
+    """Return one record: a shape and its neighbour, each with the chosen row and its time."""
     near = -(-n // STEP) * STEP, -(-k // STEP) * STEP
     problems = {"odd": problem(m, n, k, scales, out), "near": problem(m, *near, scales, out)}
     rows = {name: chosen(p) for name, p in problems.items()}

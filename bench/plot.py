@@ -1,9 +1,9 @@
-"""Pictures of a benchmark's results, as PNG files.
+"""Draws a benchmark's results as PNG files.
 
     python -m bench.plot FILE.jsonl [--out FOLDER]
 
-quantize and fused: bytes a second against bytes, beside the copy. products: time above the floor. crossover: time by
-rows. decoder-layer: time of the linear path of a layer. What the file has no records of is not drawn.
+quantize and fused: bytes per second by bytes, with the copy. products: time above the floor. crossover: time by rows.
+decoder-layer: time of the linear path of a layer. Plots without records in the file are not drawn.
 """
 
 import argparse
@@ -28,7 +28,7 @@ PICTURES: Final[dict[str, Callable[[Results, Path], Path]]] = {
 
 
 def drawable(found: Results) -> list[str]:
-    """Return the names of the pictures that there are records for."""
+    """Return the names of the plots for which there are records."""
     few = {r["mode"] for r in products.few(found)}
     records = {
         "decoder-layer": layer.timed(found),
@@ -41,7 +41,7 @@ def drawable(found: Results) -> list[str]:
 
 
 def draw(found: Results, folder: Path) -> list[Path]:
-    """Draw what there are records of into ``folder`` and return the files."""
+    """Draw all plots with records into ``folder``, and return the files."""
     import matplotlib as mpl
     from matplotlib import pyplot as plt
 
@@ -54,7 +54,7 @@ def draw(found: Results, folder: Path) -> list[Path]:
 
 
 def main() -> int:
-    """Draw the pictures of a file; the exit status is 1 if it has nothing to draw."""
+    """Draw the plots of a file; the exit status is 1 if there is nothing to draw."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path, default=Path(), help="the folder of the pictures (here)")

@@ -1,9 +1,10 @@
-"""Quantization beside its floor, the copy of as many bytes, Triton, torch.compile and the kernels of vLLM and SGLang.
+"""Times quantization; compares it with its floor, a copy, Triton, torch.compile and the kernels of vLLM and SGLang.
 
     python -m bench.quantize [--baselines FOLDER] [--json FILE] [--modes token 1x128] [--shapes 1x4096 8192x8192]
 
-Every variant's output is checked against PyTorch's arithmetic before it is timed (baselines, whose corners differ,
-only for codes one step away). Inputs and outputs rotate over more memory than L2 holds; variants are interleaved.
+Every variant's result is checked against PyTorch's arithmetic before it is timed; codes of baselines, which treat
+corner cases differently, may differ by one step. Inputs and results rotate over more memory than L2 holds; variants are
+interleaved.
 """
 
 import argparse
@@ -38,7 +39,7 @@ MODES: Final[dict[str, GroupShape]] = {
 
 
 class Case(NamedTuple):
-    """A mode, a shape and an input type, float8_e4m3fn out."""
+    """A mode, a shape and an input dtype; results are float8_e4m3fn."""
 
     mode: str
     rows: int
@@ -52,22 +53,22 @@ class Case(NamedTuple):
 
     @property
     def roofline(self) -> Roofline:
-        """What is read of an element and the byte written, and the scales."""
+        """The bytes that are read and written per element, and the bytes of the scales."""
         scale_rows, scale_cols = MODES[self.mode].scale_shape(self.rows, self.cols)
         return Roofline((ITEMSIZE[self.x] + 1) * self.rows * self.cols + 4 * scale_rows * scale_cols)
 
     def key(self) -> dict[str, object]:
-        """Return the fields of a record that tell the case from others."""
+        """Return the fields of a record that distinguish the case from others."""
         return {"mode": self.mode, "rows": self.rows, "cols": self.cols}
 
     def inputs(self) -> list[torch.Tensor]:
-        """Return matrices to rotate over, of sizes that differ from row to row."""
+        """Return matrices to rotate over, whose magnitudes differ from row to row."""
         count, x_type = timing.copies(self.roofline.bytes), getattr(torch, self.x)
         spread = torch.linspace(-4, 4, self.rows, device="cuda").exp().unsqueeze(1)
         return [(torch.randn(self.rows, self.cols, device="cuda") * spread).to(x_type) for _ in range(count)]
 
     def result(self, x: torch.Tensor) -> Result:
-        """Return an empty result, with the scale of x where it is given."""
+        """Return an empty result; in the static mode it has the scale of x."""
         shape = MODES[self.mode].scale_shape(self.rows, self.cols)
         scale = (
             torch.empty(shape, device="cuda") if self.mode != "1x128 mn" else torch.empty(shape[::-1], device="cuda").T
@@ -78,7 +79,7 @@ class Case(NamedTuple):
 
 
 def ours(case: Case) -> Baseline:
-    """Return fp8core's kernel for the case, called as its table plans the problem of a call."""
+    """Return a call of the fp8core kernel that the table chooses for the case."""
     x = torch.empty(case.rows, case.cols, dtype=getattr(torch, case.x), device="cuda")
     options = {"group_shape": MODES[case.mode], "scale_layout": "mn" if case.mode.endswith("mn") else "k"}
     given = {"scale": torch.ones(1, device="cuda")} if case.mode == "static" else {}
@@ -95,7 +96,7 @@ def ours(case: Case) -> Baseline:
 
 
 def variants_of(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict[str, Baseline]:
-    """Return ours and its baselines by name."""
+    """Return fp8core's kernel and the baselines by name."""
     found = {
         "fp8core": ours(case),
         **dict(loaded.quantizers(case.mode)),
@@ -107,7 +108,7 @@ def variants_of(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict
 
 
 def check(case: Case, name: str, run: Baseline, x: torch.Tensor) -> str | None:
-    """Return what is wrong with the output of a variant that writes into a result, or None."""
+    """Return how the result of a variant is wrong, or None."""
     result = case.result(x)
     result.data.view(torch.uint8).fill_(0x5A)
     if case.mode != "static":
@@ -124,7 +125,7 @@ def check(case: Case, name: str, run: Baseline, x: torch.Tensor) -> str | None:
 
 
 def measure(case: Case, loaded: baselines.Loaded, compile_too: bool) -> dict[str, object]:
-    """Return one record: the case, its floor, and each variant's time or what kept it from having one."""
+    """Return one record: the case, its floor, and each variant's time or error."""
     inputs = case.inputs()
     outputs = [case.result(x) for x in inputs]
     calls: dict[str, list[Callable[[], object]]] = {}
@@ -168,7 +169,7 @@ def main() -> None:
 
 
 def row_of(record: dict[str, object], names: list[str]) -> list[str]:
-    """Return a record as a line of the table."""
+    """Return the cells of a record in the table."""
     times, wrong, floor = record["us"], record["wrong"], record["floor_us"]
     assert isinstance(times, dict)
     assert isinstance(wrong, dict)

@@ -1,11 +1,11 @@
-"""Whether a product has the same bits however often it runs, whatever other kernels left in shared memory before it.
+"""Checks that a product has the same bits in every run, whatever other kernels have left in shared memory.
 
     python -m bench.repeats [--shapes MxNxK ...] [--scales A B] [--out DTYPE] [--address BYTES] [--kernel NAME]
                             [--runs 300] [--json FILE]
 
-Codes are random, scales are 1. Before each run all shared memory is filled: with 0x7E7E7E7E, which is 8e37 as a scale
-and 448 as a code, with NaN, or with zeros. Without --kernel each of our kernels that takes the product runs; with it
-that one does, also where the table refuses it.
+Codes are random, scales are 1. Before each run all shared memory is filled with 0x7E7E7E7E (8e37 as a scale, 448 as a
+code), with NaN, or with zeros. Without --kernel, each kernel of fp8core that can run the product runs; with it, the
+named kernel runs even if the table refuses it.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from fp8core.problem import ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import device
 
 SHAPES: Final = ((1, 4400, 11360), (5, 4400, 11360), (12, 4400, 11360), (1, 4400, 11361), (64, 4400, 11361))
-"""Rows, channels and k, of which one of few rows and long k went wrong (experiments/2026-11-no-cliff)."""
+"""m, n and k; a product with few rows and long k among them once had wrong results (experiments/2026-11-no-cliff)."""
 RUNS: Final = 300
 WORDS: Final = (0x7E7E7E7E, 0xFFFFFFFF, 0)
 FILL: Final = """extern "C" __global__ void fill(unsigned word, int words) {
@@ -44,34 +44,34 @@ THREADS: Final = 1024
 
 
 class Repeats(NamedTuple):
-    """What runs of one product by one kernel gave."""
+    """The results of repeated runs of one product by one kernel."""
 
     counts: list[int]
-    """How often each result came, the most frequent one first."""
+    """How often each distinct result occurred, the most frequent first."""
     wrong: list[int]
-    """Of each of the others, how many elements differ from the most frequent result's."""
+    """For each other result: the number of elements that differ from the most frequent result."""
 
 
 def kernels(p: ScaledMm) -> Iterator[str]:
-    """Give our own kernels that take a product."""
+    """Yield the kernels of fp8core that can run a product."""
     for kernel in SCALED_MM.kernels:
         if not kernel.name.startswith(("cublaslt", "hipblaslt")) and kernel.refusal(p) is None:
             yield kernel.name
 
 
 def repeats(p: ScaledMm, kernel: str, runs: int = RUNS) -> Repeats:
-    """Run a product again and again, and return how often each result came.
+    """Run a product repeatedly, and return how often each result occurred.
 
     Args:
-        p: the product; its device must be there.
+        p: the product; its device has to be present.
         kernel: a row of the table, which may refuse the product.
-        runs: how many.
+        runs: the number of runs.
     """
     cupy = device.cupy()
     with device.on(p.target.device):
         plan = SCALED_MM.kernel(kernel).plan(p)
         operands, stream = timing.Operands(p, plan.scratch_bytes), cupy.cuda.Stream(non_blocking=True)
-        cupy.cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+        cupy.cuda.runtime.deviceSynchronize()  # the operands are filled on another stream
         seen: Counter[bytes] = Counter()
         for word in islice(cycle(WORDS), runs):
             fill(stream, word)
@@ -81,10 +81,10 @@ def repeats(p: ScaledMm, kernel: str, runs: int = RUNS) -> Repeats:
 
 
 def fill(stream: Any, word: int) -> None:
-    """Fill the shared memory of all multiprocessors of CuPy's current device with a word, on one of its streams."""
+    """Fill the shared memory of all multiprocessors of CuPy's current device with a 32-bit word, on a stream."""
     cupy = device.cupy()
     attributes = cupy.cuda.Device().attributes
-    size = attributes["MaxSharedMemoryPerBlockOptin"]  # no two blocks of it fit on a multiprocessor
+    size = attributes["MaxSharedMemoryPerBlockOptin"]  # so large that each multiprocessor runs one block
     kernel = cupy.RawKernel(FILL, "fill")
     kernel.max_dynamic_shared_size_bytes = size
     grid, given = (attributes["MultiProcessorCount"],), (np.uint32(word), np.int32(size // 4))
@@ -93,7 +93,7 @@ def fill(stream: Any, word: int) -> None:
 
 
 def _result(p: ScaledMm, plan: Matmul, operands: timing.Operands, stream: Any) -> bytes:
-    """Return the bytes of a run's result, in memory that was poisoned before."""
+    """Return the bytes of a run's result; its memory is poisoned before the run."""
     cupy, nbytes, places = device.cupy(), p.m * p.ldo * ITEMSIZE[p.out], list[int]()
 
     def launch(stream: int, *given: int) -> None:
@@ -110,7 +110,7 @@ def _result(p: ScaledMm, plan: Matmul, operands: timing.Operands, stream: Any) -
 
 
 def measure(made: Drawn, target: Target, asked: str | None, runs: int) -> Iterator[dict[str, Any]]:
-    """Give one record a kernel."""
+    """Yield one record per kernel."""
     p = made.problem(target)
     for kernel in kernels(p) if asked is None else (asked,):
         found = repeats(p, kernel, runs)
@@ -128,7 +128,7 @@ def measure(made: Drawn, target: Target, asked: str | None, runs: int) -> Iterat
 
 
 def shape(text: str) -> tuple[int, int, int]:
-    """Return the extents that ``MxNxK`` says."""
+    """Return the extents in a text ``MxNxK``."""
     found = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"a shape is MxNxK, got {text}")

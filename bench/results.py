@@ -1,8 +1,8 @@
-"""What a benchmark writes: JSON lines, read as records by kind. Times are microseconds if not said otherwise.
+"""Reads and writes the results of benchmarks: JSON lines, as records by kind. Times are in microseconds by default.
 
-A file has one or more runs. A run begins with a line about the machine; the lines of a subject end with one about how
-it went, without a status where it was stopped. A run that goes on with such a subject has the rest of its lines.
-A line says its kind in "bench"; those of quantize, fused, weights and decode are known by their fields.
+A file has one or more runs. A run begins with a line about the machine. The lines of a subject end with a line about
+its status, which is missing or null if the subject was stopped; a run that continues such a subject has the rest of its
+lines. A line names its kind in "bench"; lines of quantize, fused, weights and decode are recognized by their fields.
 """
 
 import json
@@ -17,10 +17,10 @@ from bench.roofline import BANDWIDTH
 Record = dict[str, Any]
 
 FORMAT: Final = 2
-"""Of the runs that are written today, in their line about the machine; runs without one are of format 1."""
+"""The format of runs that are written now, in the line about the machine; runs without one are of format 1."""
 
 LARGE: Final = 100e6
-"""Bytes from which on nothing but the memory counts."""
+"""From this many bytes on, memory bandwidth alone determines the time."""
 
 _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "fused": ("kind", "mode", "rows", "cols"),
@@ -44,11 +44,11 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "machine": ("command",),
     "subject": ("subject",),
 }
-"""What distinguishes records of a kind, in the order in which lines without a kind are tried."""
+"""By kind: the fields that distinguish records, in the order in which lines without a kind are tried."""
 
 
 class Results(NamedTuple):
-    """The records of each kind; of two about one case, the later one. ``machine`` has all commands as "commands"."""
+    """The records of each kind, with the last record of each case. ``machine`` has all commands as "commands"."""
 
     machine: Record
     subject: Sequence[Record]
@@ -73,12 +73,12 @@ class Results(NamedTuple):
 
     @property
     def device(self) -> str:
-        """What was measured, in a few words."""
+        """The name of the device or processor."""
         return str(self.machine.get("device") or self.machine.get("cpu") or "unnamed machine")
 
 
 class Part(NamedTuple):
-    """The records of one subject of a run. Its status is None where the run stopped before it was written."""
+    """The records of one subject of a run; its status is None if it was stopped."""
 
     subject: str
     status: int | None
@@ -86,7 +86,7 @@ class Part(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What one command wrote: the name of its file, the line about the machine, and its subjects' records."""
+    """The output of one command: the name of the file, the line about the machine, and the records of each subject."""
 
     file: str
     machine: Record
@@ -94,10 +94,10 @@ class Run(NamedTuple):
 
 
 def kind_of(record: Record) -> str:
-    """Return which benchmark wrote a record.
+    """Return the kind of a record: the benchmark that wrote it.
 
     Raises:
-        ValueError: none of those known here.
+        ValueError: no known benchmark has written it.
     """
     named = record.get("bench")
     if named in _KEYS:
@@ -109,7 +109,7 @@ def kind_of(record: Record) -> str:
 
 
 def key_of(record: Record) -> tuple[Any, ...]:
-    """Return the kind of a record, and what distinguishes it among those of its kind."""
+    """Return the kind of a record, and the values that distinguish it from others of its kind."""
     kind = kind_of(record)
     return kind, *(record[key] for key in _KEYS[kind])
 
@@ -123,12 +123,12 @@ def append(path: Path | None, *records: Record) -> None:
 
 
 def runs(path: Path) -> list[Run]:
-    """Return the runs of a file, in the order in which they were made.
+    """Return the runs of a file, in order.
 
-    What a stopped subject left is among the records of the run that went on with it.
+    The records of a stopped subject are moved to the run that continued it.
 
     Raises:
-        ValueError: a line of no benchmark known here.
+        ValueError: a line is not of a known benchmark.
     """
     found: list[Run] = []
     parts: list[Part] = []
@@ -156,7 +156,7 @@ def runs(path: Path) -> list[Run]:
 
 
 def _join(found: Sequence[Run], subject: str) -> None:
-    """Move what earlier runs left of a subject to the last part of the last run."""
+    """Move the records that stopped runs left of a subject to the last part of the last run."""
     last = found[-1].parts[-1]
     for other in found[:-1]:
         for part in [part for part in other.parts if part.subject == subject and part.status is None]:
@@ -172,7 +172,7 @@ def stopped(runs: Iterable[Run]) -> dict[str, Sequence[Record]]:
 
 
 def finished(runs: Iterable[Run]) -> set[str]:
-    """Return the subjects that ended well."""
+    """Return the subjects that succeeded."""
     return {part.subject for run in runs for part in run.parts if part.status == 0}
 
 
@@ -203,7 +203,7 @@ def read(path: Path) -> Results:
     """Return the records of a file of JSON lines, which may come from several commands on one machine.
 
     Raises:
-        ValueError: a line of no benchmark known here, or lines from different GPUs.
+        ValueError: a line is not of a known benchmark, or the lines are from different GPUs.
     """
     return collect(runs(path))
 
@@ -214,51 +214,51 @@ def dates(records: Iterable[Record]) -> str:
 
 
 def us(record: Record, name: str) -> float | None:
-    """Return the median time of a variant, or None if it has none."""
+    """Return the median time of a variant, or None if the record has none."""
     timing = record.get("us", {}).get(name)
     return None if timing is None else float(timing["median"])
 
 
 def moved(record: Record) -> float:
-    """Return the bytes that the case has to move, as its floor has them (not of products bound by arithmetic)."""
+    """Return the bytes that a case has to move, computed from its floor (invalid for compute-bound products)."""
     return float(record["floor_us"]) * BANDWIDTH / 1e6
 
 
 def own_kernel(record: Record) -> float | None:
-    """Return the time of a product by whichever kernel of fp8core runs it."""
+    """Return the time of a product by a kernel of fp8core, or None."""
     return next((t for name in (DECODE, BLOCK) if (t := us(record, name)) is not None), None)
 
 
 def own(record: Record) -> float | None:
-    """Return the time of what fp8core runs; of records that do not say what, a kernel of its own before the library."""
+    """Return the time of what fp8core runs; if the record does not name it, of its own kernel or else the library."""
     names = ("fp8core", record.get("runs", DECODE), DECODE, BLOCK, LIBRARY)
     return next((t for name in names if (t := us(record, name)) is not None), None)
 
 
 def best_baseline(record: Record) -> tuple[float, str] | None:
-    """Return the least time of the baselines and whose it is."""
+    """Return the least time of the baselines, and the name of that baseline."""
     return min(((t, name) for name in BASELINES if (t := us(record, name)) is not None), default=None)
 
 
 def neighbour_time(record: Record) -> float | None:
-    """Return the time of an odd shape's aligned neighbour for as many bytes as the odd shape has, if it has more."""
+    """Return the time of an odd shape's aligned neighbour, scaled up to the bytes of the odd shape if it has more."""
     time = us(record, "neighbour")
     return None if time is None else time * max(1.0, record["floor_us"] / record["neighbour_floor_us"])
 
 
 def of_copy(record: Record) -> float | None:
-    """Return the speed of fp8core's kernel as a share of the copy's of as many bytes."""
+    """Return the speed of fp8core's kernel as a fraction of that of a copy of as many bytes."""
     mine, copy = us(record, "fp8core"), us(record, "copy")
     return None if mine is None or copy is None else copy / mine
 
 
 def large(records: Iterable[Record]) -> list[Record]:
-    """Return those that move at least `LARGE` bytes."""
+    """Return the records of cases that move at least `LARGE` bytes."""
     return [record for record in records if moved(record) >= LARGE]
 
 
 def shape(record: Record) -> str:
-    """Return a record's shape as a name, empty where it has none."""
+    """Return a record's shape as text; empty if it has none."""
     for keys in (("m", "n", "k"), ("rows", "cols")):
         if all(key in record for key in keys):
             return "x".join(str(record[key]) for key in keys)
@@ -266,11 +266,11 @@ def shape(record: Record) -> str:
 
 
 def values(function: Callable[[Record], float | None], records: Iterable[Record]) -> list[float]:
-    """Return what a function finds in the records in which it finds something."""
+    """Return the values of a function for all records for which it is not None."""
     return [found for record in records if (found := function(record)) is not None]
 
 
 def names(records: Iterable[Record], of: Sequence[str] = tuple(LABELS)) -> list[str]:
-    """Return which variants have a time in any of the records, in the order of ``of``."""
+    """Return the variants that have a time in any of the records, in the order of ``of``."""
     timed = {name for record in records for name in record.get("us", {})}
     return [name for name in of if name in timed]

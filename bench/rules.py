@@ -1,4 +1,4 @@
-"""Which records of the runs in docs/results the pages show: runs are never edited, rules leave records out."""
+"""Selects the records in docs/results that the pages show: runs are never edited, rules leave records out."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -8,18 +8,18 @@ from bench import results
 from bench.results import Part, Record, Results, Run, kind_of
 
 GPU: Final = "NVIDIA H200"
-"""What docs/performance is about."""
+"""The GPU of docs/performance."""
 
 
 WHOLE: Final = frozenset((("accuracy", "2026-11-22T22:24:32Z"),))
-"""Subjects that failed when all of their records were written, and when their runs began: docs/results/README.md."""
+"""Subjects that failed after all of their records were written, with the start of the run: docs/results/README.md."""
 
 PARTIAL: Final = frozenset((("accuracy", "2026-11-22T23:04:06Z"),))
-"""Subjects that ended well, but had not all that the page shows, and when their runs began: docs/results/README.md."""
+"""Subjects that succeeded without all that the page shows, with the start of the run: docs/results/README.md."""
 
 
 class Rule(NamedTuple):
-    """A reason to leave out records of a run."""
+    """A rule that leaves out records of runs, and the reason."""
 
     name: str
     why: str
@@ -39,12 +39,12 @@ RULES: Final = (
     ),
     Rule(
         "unfinished subjects",
-        "without a line that says that a subject ended well, a part of its cases may be missing",
+        "if no line says that a subject ended well, some of its cases may be missing",
         lambda run, part, _record: part.status != 0 and (part.subject, run.machine.get("started")) not in WHOLE,
     ),
     Rule(
         "parts of subjects",
-        "the page shows products of real weights, too, which the run had no files of",
+        "the page also shows products of real weights, whose files this run did not have",
         lambda run, part, _record: (part.subject, run.machine.get("started")) in PARTIAL,
     ),
     Rule(
@@ -59,12 +59,12 @@ RULES: Final = (
         ),
     ),
 )
-LATEST: Final = """Of each subject the latest run counts, whole: times of one table are of one machine and one time.
-What is in each file, and what is known of it, is in [docs/results](../results/README.md)."""
+LATEST: Final = """For each subject the page shows the latest run, as a whole: its times come from one machine and one
+time. [docs/results](../results/README.md) describes the contents of each file."""
 
 
 class Shown(NamedTuple):
-    """What pages show: the records, the runs that they are from, and how many records each rule left out."""
+    """The records that pages show, the runs that contain them, and how many records each rule left out."""
 
     found: Results
     runs: Sequence[Run]
@@ -72,12 +72,12 @@ class Shown(NamedTuple):
 
 
 def started(run: Run) -> str:
-    """Return when a run began, as text that sorts by time; runs of format 1 say the day only."""
+    """Return the start of a run as text that sorts by time; runs of format 1 have only the day."""
     return str(run.machine.get("started") or run.machine.get("date", ""))
 
 
 def select(runs: Iterable[Run], rules: Sequence[Rule] = RULES) -> Shown:
-    """Return the records that no rule leaves out, of each subject those of the latest run."""
+    """Return the records that no rule leaves out, for each subject from its latest run."""
     left_out = dict.fromkeys((rule.name for rule in rules), 0)
     latest: dict[str, tuple[Run, Part]] = {}
     for run in sorted(runs, key=started):
@@ -100,6 +100,6 @@ def select(runs: Iterable[Run], rules: Sequence[Rule] = RULES) -> Shown:
 
 
 def shown(folder: Path) -> Shown | None:
-    """Return what the runs in a folder have to show, or None without any."""
+    """Return the records to show from the runs in a folder, or None if there are none."""
     found = select(run for path in sorted(folder.glob("*.jsonl")) for run in results.runs(path))
     return found if found.runs else None

@@ -1,10 +1,11 @@
-"""Public calls of one checkout of fp8core, made and timed on request: a process of `bench.against`.
+"""Makes and times public calls of one checkout of fp8core on request: a process of `bench.against`.
 
     python bench/served.py CHECKOUT
 
-A line of standard input is a request, a line of standard output its answer, both JSON. {"do": "prepare", "kind": "gpu"
-or "host", "case": i, "short": …} makes a call of `bench.calls` and answers how many of it a run has; {"do": "time",
-"rounds": n} answers the milliseconds of a run; {"do": "drop"} lets its memory go. It ends with its input.
+Each line of standard input is a request, and each line of standard output its answer, both in JSON. {"do": "prepare",
+"kind": "gpu" or "host", "case": i, "short": …} prepares a call of `bench.calls`, and answers how many calls a run has;
+{"do": "time", "rounds": n} answers the milliseconds of a run; {"do": "drop"} frees its memory. The process ends at the
+end of its input.
 """
 
 import json
@@ -19,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def import_from(checkout: Path) -> Any:
-    """Import fp8core from a checkout, and let `bench` be imported from this one."""
+    """Import fp8core from a checkout; `bench` is imported from this one."""
     sys.path[0] = str(checkout)
     import fp8core
 
@@ -31,7 +32,7 @@ def import_from(checkout: Path) -> Any:
 
 
 class Served:
-    """What answers requests; it keeps the last call that it made, as a function of the number of rounds."""
+    """Answers requests. It keeps the last prepared call, as a function that times a number of rounds."""
 
     def __init__(self) -> None:
         import torch
@@ -47,14 +48,14 @@ class Served:
         return list(self.calls.calls_of(kind, short))
 
     def prepare(self, kind: str, case: int, short: bool) -> dict[str, Any]:
-        """Make a call and run it, so that its kernels are compiled and loaded; without a GPU it is not captured."""
+        """Prepare a call: run it, so that its kernels are loaded, and capture a GPU call into a graph."""
         call = self.list_of(kind, short)[case]
         if kind == "gpu" and self.gpu:
             count = self.timing.copies(call.bytes)
             graph, calls = self.timing.capture([call.make() for _ in range(count)], least=max(64, count))
 
             def replays(rounds: int) -> float:
-                graph.replay()  # until it has run, the device may be at the other process's work
+                graph.replay()  # until this replay ends, the device may still work for the other process
                 return float(self.timing.elapsed(graph.replay, rounds))
 
             self.time = replays
@@ -86,7 +87,7 @@ class Served:
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
-    """Answer requests until there are no more. What a request raises is its answer."""
+    """Answer requests until there are no more. If a request raises an error, that is its answer."""
     served = Served()
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in requests:
@@ -100,5 +101,5 @@ def serve(requests: TextIO, answers: TextIO) -> None:
 if __name__ == "__main__":
     import_from(Path(sys.argv[1]).resolve())
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not come between the answers
+    os.dup2(2, 1)  # output of libraries must not come between the answers
     serve(sys.stdin, answers)

@@ -1,10 +1,10 @@
-"""What `python -m bench` runs: the benchmarks by name, with their arguments."""
+"""The benchmarks that `python -m bench` runs, by name, with their arguments."""
 
 from typing import Final, NamedTuple
 
 
 class Subject(NamedTuple):
-    """A benchmark: its module, its arguments, those of its short form, and what it understands and needs."""
+    """A benchmark: its module, its arguments, those of its short form, and its options and requirements."""
 
     module: str
     what: str
@@ -15,9 +15,9 @@ class Subject(NamedTuple):
     compiles: bool = False
     deep_gemm: bool = False
     goes_on: bool = False
-    """Whether it can leave out cases that an earlier run timed."""
+    """Whether it can leave out cases that an earlier run has timed."""
     framework: str = "torch"
-    """Whose arrays it times on a GPU."""
+    """The framework of its arrays on a GPU."""
 
 
 def _arguments(text: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Results as tables in Markdown."""
+"""Writes results as Markdown tables."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
@@ -7,35 +7,35 @@ from bench import claims, labels, results
 from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODUCTS
 from bench.results import Record, Results, us
 
-INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: the parts of k and their order
-are those of 64 rows, and more than 64 rows are products of 64 each, every one of which reads the weight."""
+INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: k is divided and summed as for 64
+rows, and more than 64 rows run as products of 64 rows, each of which reads the weight."""
 
-ENDING: Final = """Products with an activation or beta in the same launch, for every kernel that was timed; results
-are bfloat16, beta is 1. "After" is a kernel of PyTorch that is launched after the plain product: it reads a rounded
-result and rounds again. A star marks what a call without tuning gets."""
+ENDING: Final = """Products with an activation or beta in the same launch, for every timed kernel; results are
+bfloat16, beta is 1. "After" is a PyTorch kernel launched after the plain product: it reads a rounded result and rounds
+again. A star marks the kernel that a call gets without tuning."""
 
 PRODUCT: Final = """`sm90_decode` and `sm90_tiled` are kernels of fp8core. The last column is the time above the floor
-of the kernel that a call gets; it is negative where memory is read faster than the floor's 4.3 TB/s."""
+for the kernel that a call gets; it is negative if memory is read faster than the floor's 4.3 TB/s."""
 
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
-with weights that come from memory; per token x per channel, of DeepSeek-V3 1x128 x 128x128. The floor is the sum of
-the launches' floors. Plain calls let the library allocate results and pass them on; the last column is their time as a
+with weights that come from memory; scales are per token x per channel, for DeepSeek-V3 1x128 x 128x128. The floor is
+the sum of the launches' floors. In plain calls the library allocates the results; the last column is their time as a
 multiple of the floor."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> list[str]:
-    """Return a table in Markdown, what is right of the ``words`` columns of text to the right."""
+    """Return a Markdown table; the first ``words`` columns are left-aligned, the others right-aligned."""
     rule = ["---" if place < words else "--:" for place in range(len(head))]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)] + [""]
 
 
 def number(found: float | None, digits: int = 2) -> str:
-    """Return a number, or a dash for none."""
+    """Return a number as text, or a dash for None."""
     return "-" if found is None else f"{found:,.{digits}f}"
 
 
 def timed(record: Record, names: Sequence[str]) -> list[str]:
-    """Return the cells of a record: the shape, its floor and the variants' times."""
+    """Return the cells of a record: the shape, the floor and the times of the variants."""
     wrong = record.get("wrong") or {}
     faults = dict.fromkeys(names, wrong) if isinstance(wrong, str) else wrong
     cells = [number(us(record, name)) if us(record, name) else "wrong" if name in faults else "-" for name in names]
@@ -43,7 +43,7 @@ def timed(record: Record, names: Sequence[str]) -> list[str]:
 
 
 def beside_copy(records: Sequence[Record], first: str, label: Callable[[Record], str]) -> list[str]:
-    """Return a table of kernels beside the copy of as many bytes."""
+    """Return a table of kernels, with the copy of as many bytes."""
     names = results.names(records, ("copy", "fp8core", "vllm", "sgl", "triton", "torch.compile"))
     head = [first, "shape", "floor", *(LABELS[name] for name in names), "of the copy"]
     rows = [[label(r), *timed(r, names), number(results.of_copy(r), 3)] for r in records]
@@ -51,7 +51,7 @@ def beside_copy(records: Sequence[Record], first: str, label: Callable[[Record],
 
 
 def odd(records: Sequence[Record]) -> list[str]:
-    """Return a table of odd shapes beside their aligned neighbours."""
+    """Return a table of odd shapes, with their aligned neighbours."""
     head = ["groups", "from", "shape", "fp8core", "neighbour", "neighbour, us", "ratio by bytes"]
     rows = []
     for r in records:
@@ -79,7 +79,7 @@ def _own_name(name: str) -> str:
 
 
 def invariance(found: Results) -> list[str]:
-    """Return a table of products that are free to suit m and of those whose rows must not depend on the batch."""
+    """Return a table of products with and without batch invariance."""
     rows = []
     for r in found.invariance:
         free, invariant = us(r, "free"), us(r, "invariant")
@@ -92,7 +92,7 @@ def invariance(found: Results) -> list[str]:
 
 
 def ending(found: Results) -> list[str]:
-    """Return a table of products with what ends them, a line for each row that can, beside PyTorch's kernels."""
+    """Return a table of products with endings: a line for each kernel, with PyTorch's kernels for comparison."""
     rows = []
     for r in found.ending:
         endings = list(r["chosen"])
@@ -110,7 +110,7 @@ def ending(found: Results) -> list[str]:
 
 
 def layer(found: Results) -> list[str]:
-    """Return a table of a decoder layer beside its floor and the baseline."""
+    """Return a table of decoder layers, with their floors and the baselines."""
     rows = []
     for r in found.layer:
         plain = us(r, "plain")

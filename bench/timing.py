@@ -1,4 +1,4 @@
-"""Times of kernels on a GPU: CUDA graphs of many calls, replayed interleaved, medians and spreads in microseconds.
+"""Times kernels on a GPU: interleaved replays of CUDA graphs of many calls, with medians and spreads in microseconds.
 
 PyTorch captures the graphs: a call may be anything that launches on torch's current stream (`stream()` is its address).
 """
@@ -13,20 +13,20 @@ import torch
 Call = Callable[[], object]
 
 REPLAYS: Final = 25
-"""Timed replays of each variant; they are interleaved in random order, so that what drifts, drifts for all."""
+"""Timed replays of each variant; they are interleaved in random order, so that drift affects all variants alike."""
 SPAN_US: Final = 400.0
-"""A timed stretch lasts at least this long: a graph is replayed several times in it if need be."""
+"""A timed stretch lasts at least this long: a short graph is replayed several times in it."""
 COLD_BYTES: Final = 256 << 20
-"""Rotating over this much of inputs finds none of them in L2 (50 MB on an H200)."""
+"""Calls that rotate over this many bytes of inputs find none of them in L2 (50 MB on an H200)."""
 
 
 REST_S: Final = 0.3
 
 
 class Timing(NamedTuple):
-    """Microseconds a call: the median of the replays, and the quarters of them that were faster and slower.
+    """Microseconds per call: the median of the replays, and their lower and upper quartiles.
 
-    One replay has no spread: `low` and `high` are None.
+    With one replay there is no spread: `low` and `high` are None.
     """
 
     median: float
@@ -38,10 +38,10 @@ class Timing(NamedTuple):
 
 
 def rest() -> None:
-    """Let the device end its work and its clock rise again.
+    """Wait until the device has ended its work and its clock has risen again.
 
-    After a check in float64, or long work of the tensor cores, an H200 was seen to hold its clock at 0.4 to 1.5 GHz for
-    some 100 ms.
+    After a check in float64, or long work of the tensor cores, an H200 kept its clock at 0.4 to 1.5 GHz for some
+    100 ms.
     """
     torch.cuda.synchronize()
     time.sleep(REST_S)
@@ -53,12 +53,12 @@ def stream() -> int:
 
 
 def copies(bytes_: int, least: int = 1, most: int = 64) -> int:
-    """Return how many sets of ``bytes_`` to rotate over, so that a call finds its inputs cold."""
+    """Return the number of sets of ``bytes_`` to rotate over, so that a call finds its inputs cold."""
     return max(least, min(most, -(-COLD_BYTES // bytes_)))
 
 
 def capture(calls: Sequence[Call], least: int = 64) -> tuple[torch.cuda.CUDAGraph, int]:
-    """Return a graph of ``calls`` in order, repeated until there are at least ``least``, and their number."""
+    """Return a graph of ``calls`` in order, repeated until it has at least ``least`` calls, and their number."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -75,9 +75,9 @@ def capture(calls: Sequence[Call], least: int = 64) -> tuple[torch.cuda.CUDAGrap
 
 
 def elapsed(replay: Call, rounds: int) -> float:
-    """Return the milliseconds of a replay, made so many times in a row.
+    """Return the milliseconds of one replay, averaged over ``rounds`` in a row.
 
-    `fp8core.timing.Stopwatch` does not serve here: `bench.served` times older checkouts, whose fp8core has none.
+    This cannot be `fp8core.timing.Stopwatch`: `bench.served` times older checkouts, whose fp8core does not have it.
     """
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -90,12 +90,12 @@ def elapsed(replay: Call, rounds: int) -> float:
 
 
 def compare(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least: int = 64) -> dict[str, Timing]:
-    """Return the time of one call of each variant, as `turns` takes them."""
+    """Return the time of one call of each variant; the arguments are those of `turns`."""
     return {name: spread(times) for name, times in turns(variants, replays, least).items()}
 
 
 def fields(times: Mapping[str, Timing]) -> dict[str, dict[str, float | None]]:
-    """Return times as a record has them."""
+    """Return times as fields of a record."""
     return {name: time._asdict() for name, time in times.items()}
 
 
@@ -103,13 +103,13 @@ def turns(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least:
     """Return the microseconds of one call of each variant in each turn.
 
     Args:
-        variants: by name, the calls of one variant, one for each set of buffers that it rotates over. They are warmed
+        variants: by name, the calls of a variant, one for each set of buffers that it rotates over. They are warmed
             up, captured into one graph of at least ``least`` calls, and replayed.
-        replays: timed replays of each variant.
-        least: calls of a graph, so that what is between two graphs does not count.
+        replays: the number of timed replays of each variant.
+        least: the least number of calls in a graph, so that the gaps between graphs do not matter.
     """
     from fp8core.timing import (
-        interleaved,  # not above: `bench.served` uses this module with fp8core 0.1, which has none
+        interleaved,  # imported here, as `bench.served` uses this module with fp8core 0.1, which lacks it
     )
 
     graphs = {name: capture(calls, least) for name, calls in variants.items()}

@@ -1,10 +1,10 @@
-"""A chain of linear layers by torch.compile's reduce-overhead: fp8core's layers beside torch._scaled_mm, both FP8.
+"""Times chains of FP8 layers under torch.compile(mode="reduce-overhead"): fp8core's layers, and torch._scaled_mm.
 
     python -m bench.torch_chain [--m 1 16 128]
 
-Both chains have the same codes and scales, per token x per channel, and more weights than L2 holds. torch's quantizes
-its inputs in torch, which inductor makes kernels of, and multiplies by `torch._scaled_mm`. Times are those of calls,
-with the host's part in them.
+Both chains have the same codes and scales, per token x per channel, and more weights than L2 holds. torch's chain
+quantizes its inputs in torch, which inductor compiles to kernels, and multiplies by `torch._scaled_mm`. The times of
+calls include the host's part.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MAXIMUM: Final = 448.0
 
 
 class Scaled(nn.Module):
-    """A layer's product by torch alone."""
+    """A linear layer with the weight and scale of an fp8core layer, in torch alone."""
 
     def __init__(self, layer: fp8core.torch.Linear) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Scaled(nn.Module):
 
 
 def chains() -> dict[str, nn.Module]:
-    """Return the two chains, whose weights are the same memory."""
+    """Return the two chains, which share their weights."""
     torch.manual_seed(0)
     with torch.device(DEVICE):
         layers = [nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16) for _ in range(LAYERS)]
@@ -56,7 +56,7 @@ def chains() -> dict[str, nn.Module]:
 
 
 def compiled(model: nn.Module, x: Tensor) -> Any:
-    """Return a call of the compiled model that is recorded already."""
+    """Return a call of the compiled model, whose CUDA graph is recorded already."""
     run = torch.compile(model, fullgraph=True, dynamic=False, mode="reduce-overhead")
 
     def call() -> Tensor:

@@ -1,4 +1,4 @@
-"""Quantization as it is written in Triton, a baseline of bench.quantize. Triton comes with PyTorch for GPUs."""
+"""Quantization in Triton, a baseline of bench.quantize. Triton comes with PyTorch for GPUs."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 PIECE: Final = 4096
-"""Elements of a program with a given scale."""
+"""The elements per program, with a given scale."""
 GROUPS: Final = 16
-"""Groups of a program."""
+"""The groups per program."""
 LARGEST: Final = tl.constexpr(448.0)
 
 
@@ -51,14 +51,14 @@ def static(x: torch.Tensor, result: Any) -> None:
 
 
 def token(x: torch.Tensor, result: Any) -> None:
-    """Quantize with a scale a row, the row in the registers of a program."""
+    """Quantize with a scale for each row, which one program holds in registers."""
     rows, cols = x.shape
     width = triton.next_power_of_2(cols)
     _token[(rows,)](x, result.data, result.scale, cols, width=width, num_warps=max(1, min(16, width // 512)))
 
 
 def groups(x: torch.Tensor, result: Any) -> None:
-    """Quantize with a scale for 128 columns of a row; rows are whole groups."""
+    """Quantize with a scale for each 128 columns of a row; the columns are a multiple of 128."""
     rows, cols = x.shape
     across = cols // 128
     grid = (triton.cdiv(rows * across, GROUPS),)

@@ -1,8 +1,8 @@
-"""Kernels over weights beside their floor and the copy of as many bytes: dequantize, requantize, normalize.
+"""Times the operations on weights (dequantize, requantize, normalize); compares them with their floor and a copy.
 
     python -m bench.weights [--json FILE] [--shapes 6144x4096 57344x8192]
 
-Every output is checked bit for bit against PyTorch's arithmetic before it is timed. Buffers rotate over more memory
+Every result is checked bit for bit against PyTorch's arithmetic before it is timed. Buffers rotate over more memory
 than L2 holds; variants are interleaved.
 """
 
@@ -29,7 +29,7 @@ FLOATS: Final = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Case(NamedTuple):
-    """A kernel on a weight: what it moves, how it is called on a set of buffers, and what it has to give."""
+    """An operation on a weight: its bytes, and functions that make buffers, call it, and return the right result."""
 
     name: str
     bytes: int
@@ -72,7 +72,7 @@ def dequantize(rows: int, cols: int, out: str, group: GroupShape) -> Case:
 
 
 def requantize(rows: int, cols: int) -> Case:
-    """Return requantization of three shards, of which one has the largest scale, into another array."""
+    """Return requantization of three shards at their largest scale, into another array."""
     widths = (rows // 2, rows // 4, rows - rows // 2 - rows // 4)
     scales = torch.tensor((0.011, 0.013, 0.007), device="cuda")
     largest = torch.empty(1, device="cuda")
@@ -98,7 +98,7 @@ def requantize(rows: int, cols: int) -> Case:
 
 
 def normalize(rows: int, cols: int) -> Case:
-    """Return e4m3fn to e4m3fnuz with one scale a row, into another array."""
+    """Return the conversion from e4m3fn to e4m3fnuz, with one scale for each row, into another array."""
     scales = torch.rand(rows, device="cuda")
     doubled = torch.empty_like(scales)
     plan = NORMALIZE.plan(Normalize(device.target(0), FP8, 16))
@@ -119,7 +119,7 @@ def normalize(rows: int, cols: int) -> Case:
 
 
 def cases(rows: int, cols: int) -> Iterator[Case]:
-    """Yield what is timed on one shape."""
+    """Yield the cases of one shape."""
     yield dequantize(rows, cols, "bfloat16", PER_CHANNEL)
     yield dequantize(rows, cols, "bfloat16", BLOCK_128)
     yield dequantize(rows, cols, "float32", PER_CHANNEL)
@@ -128,7 +128,7 @@ def cases(rows: int, cols: int) -> Iterator[Case]:
 
 
 def measure(case: Case, rows: int, cols: int) -> dict[str, Any]:
-    """Return one record: the case, its floor and its times, or what is wrong with its output."""
+    """Return one record: the case, its floor and its times, or the fault of its result."""
     sets = [case.buffers() for _ in range(timing.copies(case.bytes))]
     weight, result = sets[0]
     result.view(torch.uint8).fill_(0x5A)

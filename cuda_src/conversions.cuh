@@ -1,5 +1,5 @@
-// The platform ops that convert 16-bit floats and FP8, for CUDA: platform.cuh includes them behind its fp32 arithmetic.
-// hip_src/conversions.cuh defines the same ones.
+// The platform ops that convert 16-bit floats and FP8, for CUDA. platform.cuh includes them after its fp32 arithmetic.
+// hip_src/conversions.cuh defines the same ops.
 #pragma once
 
 // ---- 16-bit floats as bits ---------------------------------------------------------------------------
@@ -10,7 +10,7 @@ DEVICE unsigned short float_to_bf16(float x) {
     const unsigned rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     return static_cast<unsigned short>((bits & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
 }
-// half_to_float and float_to_half are in common/fp8.cuh: by these instructions, or by integers.
+// half_to_float and float_to_half of common/fp8.cuh use these instructions, or integer arithmetic.
 constexpr bool HARDWARE_HALF = FP8CORE_PTX != 0;
 DEVICE float hardware_half_to_float(unsigned short x) {
     float r = 0.0f;
@@ -27,7 +27,7 @@ DEVICE unsigned short hardware_float_to_half(float x) {
     return r;
 }
 
-// Pairs of 16-bit floats in a word: the larger of the magnitudes, half by half; NaN in `pair` is passed over.
+// The larger magnitudes of two pairs of 16-bit floats, half by half; NaN in `pair` is ignored.
 constexpr bool HARDWARE_PAIRS = FP8CORE_PTX >= 800;
 template <int input>
 DEVICE unsigned hardware_larger_magnitudes(unsigned largest, unsigned pair) {

@@ -1,14 +1,14 @@
-// The platform ops that kernels are written in, for CUDA. hip_src/platform.cuh defines the same ones, and both include
-// their conversions.cuh.
+// The platform ops that kernels are written in, for CUDA. hip_src/platform.cuh defines the same ops; each of the two
+// includes its own conversions.cuh.
 //
-// Portable kernel bodies use these ops and plain C++17. All PTX is in these headers and in ptx/; each op has a portable
-// fallback for architectures without the instruction and for FP8CORE_EMULATION, where a shim compiles the text
-// as C++ and supplies CUDA's keywords, indices, barriers, shuffles and atomics (tests/support/emulation/words.h).
+// Portable kernel bodies use these ops and plain C++17. All PTX is in these headers and in ptx/. Each op has a portable
+// fallback for architectures without the instruction and for FP8CORE_EMULATION, where a shim compiles the text as C++
+// and supplies CUDA's keywords, indices, barriers, shuffles and atomics (tests/support/emulation/words.h).
 #pragma once
 
 #define WARP FP8CORE_WARP
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
-// A kernel of which one block is to fit on a multiprocessor: its threads may have all registers.
+// A kernel for one block per multiprocessor: its threads may use all registers.
 #define KERNEL_ALONE(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define DEVICE __device__ __forceinline__
 #define SHARED __shared__
@@ -21,7 +21,7 @@
 #define DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
 #endif
 
-// Memory of the module, zero when it is loaded and kept from launch to launch.
+// Memory of the module: zero when the module is loaded, and kept from launch to launch.
 #define MODULE_MEMORY __device__
 
 using byte = unsigned char;
@@ -31,7 +31,7 @@ using word64 = unsigned long long;
 constexpr int E4M3FN = 0, E4M3FNUZ = 1, E5M2 = 2, E5M2FNUZ = 3;
 constexpr int FLOAT32 = 0, FLOAT16 = 1, BFLOAT16 = 2;
 
-// Whether a format is encoded and decoded by instructions; otherwise common/fp8.cuh does it by integers.
+// Whether instructions encode and decode a format; otherwise common/fp8.cuh does it by integer arithmetic.
 template <int format>
 constexpr bool HARDWARE_FORMAT = FP8CORE_PTX >= 890 && (format == E4M3FN || format == E5M2);
 
@@ -46,7 +46,7 @@ DEVICE unsigned grid_y() { return gridDim.y; }
 DEVICE unsigned lane() { return threadIdx.x % WARP; }
 
 // ---- bits and IEEE fp32 arithmetic -------------------------------------------------------------------
-// The *_exact ops round to nearest even and keep subnormal numbers, whatever the compiler's options.
+// The *_exact ops round to nearest even and keep subnormal numbers, whatever the compiler's options are.
 
 #if FP8CORE_PTX
 DEVICE unsigned bits_of(float x) { return __float_as_uint(x); }
@@ -79,13 +79,14 @@ DEVICE float sqrt_exact(float x) {
     asm("sqrt.rn.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// x * y, where subnormal operands and products count as zeros of their sign.
+// x * y, with subnormal operands and products flushed to zeros of their sign.
 DEVICE float multiply_flushing(float x, float y) {
     float p;
     asm("mul.rn.ftz.f32 %0, %1, %2;" : "=f"(p) : "f"(x), "f"(y));
     return p;
 }
-// x * y + z rounded once, where subnormal numbers may count as zeros. Here a sign costs nothing; in fma_exact it does.
+// x * y + z rounded once; subnormal numbers may be flushed to zero. Here negating an operand is free; in fma_exact it
+// is not.
 DEVICE float fma_flushing(float x, float y, float z) { return __fmaf_rn(x, y, z); }
 // About 2 ulp.
 DEVICE float exp2_fast(float x) {
@@ -103,7 +104,7 @@ DEVICE float rsqrt_fast(float x) {
     asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
     return r;
 }
-// CUDA's own, as other kernels call it: at most 2 ulp off. For |x| up to 64.
+// CUDA's own expf, as other kernels call it, with an error of at most 2 ulp. For |x| up to 64.
 DEVICE float exponential(float x) { return expf(x); }
 // RN(1 / x) for |x| from 2**-100 to 2**100: the steps of rcp.rn without its test of the range.
 DEVICE float reciprocal_ordinary(float x) {
@@ -149,7 +150,7 @@ DEVICE void store16(void* p, Vector16 v) { *static_cast<Vector16*>(p) = v; }
 DEVICE void store8(void* p, Vector8 v) { *static_cast<Vector8*>(p) = v; }
 DEVICE void store4(void* p, unsigned v) { *static_cast<unsigned*>(p) = v; }
 
-// Global memory that is accessed once: it should not evict anything from the caches.
+// Accesses to global memory that is accessed once, and should evict nothing from the caches.
 #if FP8CORE_PTX
 DEVICE Vector16 load16_streaming(const void* p) {
     Vector16 v;
@@ -164,7 +165,7 @@ DEVICE word64 load_relaxed(const word64* p) {
     asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v) : "l"(p));
     return v;
 }
-// Stores v where other blocks poll: they see an atomic exchange 0.4 us sooner than a store, on an H200.
+// Stores v where other blocks poll. They see an atomic exchange 0.4 us sooner than a store, on an H200.
 DEVICE void post_relaxed(word64* p, word64 v) {
     asm volatile("{ .reg .b64 old; atom.relaxed.gpu.global.exch.b64 old, [%0], %1; }" ::"l"(p), "l"(v) : "memory");
 }
@@ -177,8 +178,8 @@ DEVICE void post_relaxed(word64* p, word64 v) { *static_cast<volatile word64*>(p
 DEVICE void pause() { emulation_yield(); }
 #endif
 DEVICE unsigned atomic_max(unsigned* p, unsigned v) { return atomicMax(p, v); }
-// Fetches a line to L2, where it cannot become stale: allowed before the preceding kernel has ended. And the address is
-// computed by then, which ptxas would else put off until it is needed.
+// Prefetches a line into L2, where it cannot become stale, so it is allowed before the preceding kernel has ended. It
+// also makes ptxas compute the address by then, instead of only where it is needed.
 DEVICE void prefetch_to_l2(const void* p) {
 #if FP8CORE_PTX
     asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
@@ -205,9 +206,9 @@ DEVICE unsigned warp_max(unsigned x) {
     return x;
 #endif
 }
-// x, which stays in registers from here on. ptxas would compute an address where it is used, behind the last barrier, and
-// reads its special registers again for that; it knows nothing of what a shuffle gives. Every lane of the warp calls it. A
-// pointer is one to global memory, or null.
+// Returns x by a shuffle, whose result ptxas cannot recompute: x stays in registers from here on. Otherwise ptxas
+// computes an address where it is used, after the last barrier, and reads special registers again for that. Every lane
+// of the warp calls it. A pointer has to be null or point to global memory.
 DEVICE unsigned computed_here(unsigned x) {
 #if FP8CORE_PTX
     asm volatile("shfl.sync.idx.b32 %0, %0, %1, 31, 0xffffffff;" : "+r"(x) : "r"(lane()));
@@ -225,7 +226,7 @@ DEVICE T* computed_here(T* p) {
 }
 DEVICE bool warp_all(bool x) { return __all_sync(0xffffffffu, x) != 0; }
 
-// Programmatic dependent launch: let the next kernel on the stream begin; wait until the previous one has ended
+// Programmatic dependent launch (PDL): let the next kernel on the stream begin; wait until the preceding one has ended
 // and its writes are visible. Every thread waits before it touches memory that another kernel writes or reads.
 DEVICE void grid_dependency_launch() {
 #if FP8CORE_PTX >= 900
@@ -237,8 +238,9 @@ DEVICE void grid_dependency_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Loads before it are issued before it. ptxas delays loads whose results a long computation does not need, and then
-// waits for the whole memory latency; it moves no load across a wait, even one that returns at once.
+// Loads before this call are issued before it. ptxas moves loads past a long computation that does not need them, and
+// the thread then waits for the whole memory latency; but it moves no load across a griddepcontrol.wait, even one that
+// returns at once.
 DEVICE void issue_loads() { grid_dependency_wait(); }
 
 #include "ptx/cluster.cuh"

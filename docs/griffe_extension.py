@@ -1,4 +1,4 @@
-"""What Griffe, which reads the reference from the sources, would take otherwise than Python does."""
+"""A Griffe extension for names that Griffe, which reads the sources, resolves differently from Python."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import griffe
 
 
 class Reference(griffe.Extension):
-    """Finds functions whose module has their name."""
+    """Resolves functions whose module has the same name."""
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
-        """Let each public name that seems to be a module be what that module defines under the name.
+        """Resolve each public name that seems to be a module to the member of that name in the module.
 
-        Python does so for ``from fp8core.ops import quantize``, as ``fp8core.ops`` has imported the function.
+        Python resolves ``from fp8core.ops import quantize`` so, as ``fp8core.ops`` has imported the function.
         """
         for name in map(str, pkg.exports or ()):
             member = pkg.members[name]

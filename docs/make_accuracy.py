@@ -1,6 +1,6 @@
-"""Write docs/performance/accuracy.md and its picture from the records of `python -m bench accuracy` in docs/results.
+"""Write docs/performance/accuracy.md and its plot from the records of `python -m bench accuracy` in docs/results.
 
-Run it bare to rewrite them, or with --check for an exit status that says whether the page is current.
+Run it without arguments to rewrite them; with --check the exit status says whether the page is current.
 """
 
 import sys
@@ -21,52 +21,53 @@ RUNS: Final = ROOT / "docs" / "results"
 PAGE: Final = ROOT / "docs" / "performance" / "accuracy.md"
 IMAGES: Final = ROOT / "docs" / "images"
 DEEP: Final = 21504
-"""From this k on fast accumulation of a single chain is far off."""
-INTRO: Final = """How far products are from exact ones, by kernel, scales, `use_fast_accum` and k.
+"""From this k on, fast accumulation in a single chain has large errors."""
+INTRO: Final = """This page shows the errors of products by kernel, scales, `use_fast_accum` and k.
 [Numerics](../concepts/numerics.md) has the formulas.
 
-Each number is the largest relative error over the numbers of rows (m) that were run, in the Frobenius norm and in
-units of 1e-3. It is that of the product alone: against float64, for the same FP8 codes and scales. Rounding an exact
-result to bfloat16 alone gives {rounded:.2f}. With the quantization of both operands the error is {share}; the tables
+Each number is the largest relative error over all measured numbers of rows (m), in the Frobenius norm and in
+units of 1e-3. It is the error of only the product: against float64, for the same FP8 codes and scales. Rounding an
+exact result to bfloat16 gives {rounded:.2f}. With the quantization of both operands the error is {share}; the tables
 at the end have both.
 
-Data: `random` is normal; `outliers` has 0.5 % of the columns of a times 50, as some features of language models are."""
+The data `random` are normal; in `outliers` 0.5 % of the columns of a are multiplied by 50, like outlier features of
+language models."""
 HONOURED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
-Every kernel honours that, and none has to refuse it."""
+Every kernel obeys the option, and none refuses it."""
 ROWS: Final = (
-    ("`sm90_decode`, `sm89_decode`", "tensor cores sum 128 of k, and fp32 adds these sums up", ""),
+    ("`sm90_decode`, `sm89_decode`", "tensor cores sum 128 elements of k, and these sums are added in fp32", ""),
     ("`sm90_tiled`, `generic_…`, scales along k", "the same", ""),
     (
         "`sm90_tiled`, `generic_mma`, scales per tensor or row",
         "one chain over all of k",
-        "sums of 128 of k, added up in fp32",
+        "sums of 128 elements of k, added in fp32",
     ),
-    ("`gfx9_decode`, `hipblaslt…`", "matrix instructions accumulate in fp32; there is no faster mode to ask for", ""),
+    ("`gfx9_decode`, `hipblaslt…`", "matrix instructions accumulate in fp32; there is no faster mode", ""),
     (
         "`cublaslt`, `…_relayout` and `…_epilogue`, scales per tensor or row",
         "the library's fast mode: one chain over all of k",
         "its exact mode: other kernels",
     ),
-    ("`cublaslt…`, scales along k", "exact, as the library has no fast mode there", ""),
+    ("`cublaslt…`, scales along k", "exact, because the library has no fast mode there", ""),
     ("every other kernel", "fp32", ""),
 )
-"""Kernels, what they do with use_fast_accum, and what without, where it is not the same."""
+"""Kernels, their accumulation with use_fast_accum, and without, if that is different."""
 
 
 def honoured() -> list[str]:
-    """Return a table of what each kernel does with use_fast_accum and without."""
+    """Return a table of each kernel's accumulation with and without use_fast_accum."""
     rows = [[name, fast, exact or "the same bits"] for name, fast, exact in ROWS]
     return table(["kernel", "`use_fast_accum=True`", "`False`"], rows, words=3)
 
 
 def worst(records: Iterable[Record]) -> str:
-    """Return the largest error of some records in units of 1e-3, or a dash."""
+    """Return the largest error of some records in units of 1e-3, or a dash if there are none."""
     errors = [r["error"] for r in records]
     return f"{1e3 * max(errors):.2f}" if errors else "-"
 
 
 def by_depth(records: Sequence[Record], out: str) -> list[str]:
-    """Return a table: a line for each mode, data, kernel and use_fast_accum, equal ones in one; a column for each k."""
+    """Return a table: lines for mode, data, kernel and use_fast_accum (equal lines merged), a column for each k."""
     some = [r for r in records if r["out"] == out and r["data"] in ("random", "outliers")]
     depths = sorted({r["k"] for r in some})
     lines: dict[tuple[str, ...], list[tuple[str, bool]]] = {}
@@ -81,7 +82,7 @@ def by_depth(records: Sequence[Record], out: str) -> list[str]:
 
 
 def named(kernels: Sequence[tuple[str, bool]]) -> str:
-    """Return the names of kernels, each with its use_fast_accum where the other has another error."""
+    """Return the names of kernels, each with its use_fast_accum if the other value has another error."""
     names = dict.fromkeys(kernel for kernel, _ in kernels)
     both = {True: "", False: ""} if len(kernels) == 2 * len(names) else {True: " fast", False: " exact"}
     told = {name: {fast for kernel, fast in kernels if kernel == name} for name in names}
@@ -89,7 +90,7 @@ def named(kernels: Sequence[tuple[str, bool]]) -> str:
 
 
 def real(records: Sequence[Record]) -> list[str]:
-    """Return a table of the layers of a real model, with the error of quantization; equal lines are one."""
+    """Return a table of the layers of a real model, with the error of quantization; equal lines are merged."""
     some = [r for r in records if r["data"] not in ("random", "outliers") and r["out"] == "bfloat16"]
     lines: dict[tuple[str, ...], list[tuple[str, bool]]] = {}
     for r in some:
@@ -112,7 +113,7 @@ def quantization(records: Sequence[Record]) -> list[str]:
 
 
 def claim(records: Sequence[Record]) -> str:
-    """Return what the numbers say of deep products, which `DEEP` is about."""
+    """Return the summary of products with k from `DEEP` on."""
     half = [r for r in records if r["out"] == "bfloat16"]
     rows = [r for r in half if r["data"] == "random" and r["mode"] == "row"]
     deep = [r for r in rows if r["k"] >= DEEP]
@@ -124,9 +125,9 @@ def claim(records: Sequence[Record]) -> str:
     summed = worst(r for r in half if r["kernel"] == DECODE or not r["fast"])
     ours, theirs = ([at(kernel, k) for k in (DEEP, most)] for kernel in (BLOCK, LIBRARY))
     return f"""Fast accumulation of many rows with scales per tensor or row is one chain over all of k, and loses
-accuracy with it. Per token x per channel `sm90_tiled` is off by {ours[0]}e-3 at k = {DEEP:,} and by {ours[1]}e-3 at
-{most:,}, the library by {theirs[0]}e-3 and {theirs[1]}e-3. `sm90_decode`, of up to 64 rows, and every kernel with
-`use_fast_accum=False` is off by at most {summed}e-3 at every k: ask for that where k is so large and m above 64."""
+accuracy as k grows. Per token x per channel the error of `sm90_tiled` is {ours[0]}e-3 at k = {DEEP:,} and {ours[1]}e-3
+at {most:,}, that of the library {theirs[0]}e-3 and {theirs[1]}e-3. `sm90_decode`, for up to 64 rows, and every kernel
+with `use_fast_accum=False` have an error of at most {summed}e-3 at every k: pass it if k is so large and m above 64."""
 
 
 def page(found: Results) -> str:
@@ -153,7 +154,7 @@ def page(found: Results) -> str:
         "the same error with both."
     )
     lines += ["## bfloat16 results", "", told, "", *by_depth(records, "bfloat16")]
-    lines += ["## float32 results", "", "The error of accumulation alone.", "", *by_depth(records, "float32")]
+    lines += ["## float32 results", "", "These show only the error of accumulation.", "", *by_depth(records, "float32")]
     lines += ["## With the quantization of both operands", "", *quantization(half)]
     if any(r["data"] not in ("random", "outliers") for r in records):
         lines += [
@@ -174,7 +175,7 @@ def page(found: Results) -> str:
 
 
 def measured() -> Results | None:
-    """Return the latest run that has such records, or None."""
+    """Return the results of the latest run with accuracy records, or None."""
     shown = rules.select(run for path in sorted(RUNS.rglob("*.jsonl")) for run in results.runs(path))
     own = [
         run._replace(parts=[part])
@@ -186,7 +187,7 @@ def measured() -> Results | None:
 
 
 def main() -> int:
-    """Rewrite the page and the picture, or with --check tell whether the page would change."""
+    """Rewrite the page and the plot; with --check, return 1 if the page would change."""
     found = measured()
     if found is None:
         print("no records of accuracy in docs/results: run python -m bench accuracy on a GPU first", file=sys.stderr)

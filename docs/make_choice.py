@@ -1,6 +1,6 @@
-"""Write the section of docs/how-to/tune.md on what the choice without tuning costs, from docs/results/choice.
+"""Write the section of docs/how-to/tune.md on the cost of the choice without tuning, from docs/results/choice.
 
-Run it bare to rewrite the section, or with --check for an exit status that says whether it is current.
+Run it without arguments to rewrite the section; with --check the exit status says whether it is current.
 """
 
 import sys
@@ -21,7 +21,7 @@ PAGE: Final = ROOT / "docs" / "how-to" / "tune.md"
 BEGIN, END = "<!-- the choice: begin -->\n", "<!-- the choice: end -->\n"
 ROWS: Final = (1, 16), (17, 64), (65, 512), (513, 16384)
 SAME: Final = 0.02
-"""Up to which a difference does not count."""
+"""Differences up to this fraction are ignored."""
 SECTION: Final = """\
 How much longer a product takes without tuning than with the fastest candidate, on an H200. The {number} products took
 no part in fitting the choice: weights of other models and of random sizes, 1 to 16,384 rows. For {share:.0%} of them
@@ -37,7 +37,7 @@ def row(name: str, gained: list[float]) -> list[str]:
 
 
 def section(records: list[Record]) -> str:
-    """Return the text between the marks."""
+    """Return the text between the markers."""
     blind = [record for record in records if part(record) == "judge"]
     pairs = list(gains_today(blind))
 
@@ -70,7 +70,7 @@ def section(records: list[Record]) -> str:
 
 
 def main() -> int:
-    """Rewrite the section, or with --check tell whether it would change."""
+    """Rewrite the section; with --check, return 1 if it would change."""
     text = PAGE.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)

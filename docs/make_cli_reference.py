@@ -1,6 +1,6 @@
 """Write docs/reference/cli.md: every command with its arguments and options, from the functions that typer reads.
 
-Run it bare to rewrite the page, or with --check for an exit status that says whether the page is current.
+Run it without arguments to rewrite the page; with --check the exit status says whether it is current.
 """
 
 import inspect
@@ -29,19 +29,20 @@ HEAD = """# Command line
 
 <!-- Written by docs/make_cli_reference.py from the commands themselves. -->
 
-`fp8core`, or `python -m fp8core`. `-h` and `--help` explain a command, `--version` prints the version.
+This page lists the commands of `fp8core` (or `python -m fp8core`) with their options. `-h` and `--help` explain a
+command, `--version` prints the version.
 
-Errors are one line on standard error, `error: …`, and warnings `warning: …`. Tables fit the terminal; in a file
-or a pipe a row is one line, unless `COLUMNS` is set.
+An error is one line on standard error, `error: …`, a warning `warning: …`. Tables fit the terminal; in a file
+or a pipe each row is one line, unless `COLUMNS` is set.
 
 | exit status | meaning |
 | --- | --- |
 | 0 | done |
-| 1 | refused or failed: standard error says why; `verify`: there are faults; `--dry-run`: it would be refused |
+| 1 | refused or failed: standard error says why; `verify`: there are faults; `--dry-run`: the run would be refused |
 | 2 | the arguments were not understood |
 | 129, 130, 143 | stopped by SIGHUP (a closed terminal), Ctrl-C or SIGTERM; `nohup` keeps a run alive |
 
-| environment | meaning, for the library as for the commands |
+| environment | meaning, for the library and the commands |
 | --- | --- |
 | `FP8CORE_CACHE_DIR` | the folder of compiled kernels and of the demo's model; by default in the user's cache folder |
 | `FP8CORE_TUNINGS` | the file of tunings that products use ([tune](../how-to/tune.md#use-the-file)) |
@@ -54,7 +55,7 @@ def page() -> str:
 
 
 def section(command: Callable[..., None]) -> Iterator[str]:
-    """Give the lines on one command."""
+    """Yield the lines about one command."""
     hints = get_type_hints(command, include_extras=True)
     rows: dict[str, list[str]] = {"ArgumentInfo": [], "OptionInfo": []}
     usage = f"fp8core {command.__name__} [OPTIONS]"
@@ -77,7 +78,7 @@ def section(command: Callable[..., None]) -> Iterator[str]:
 
 
 def parts(hint: Any) -> tuple[Any, Any]:
-    """Return the type of a parameter and what typer is told of it."""
+    """Return the type of a parameter and its typer declaration."""
     assert get_origin(hint) is Annotated
     kind, about = get_args(hint)
     if get_origin(kind) in (Union, UnionType):
@@ -86,7 +87,7 @@ def parts(hint: Any) -> tuple[Any, Any]:
 
 
 def values(kind: Any, about: Any) -> str:
-    """Return what a parameter takes."""
+    """Return a description of the values of a parameter."""
     if get_origin(kind) is Literal:
         return ", ".join(f"`{one}`" for one in get_args(kind))
     if get_origin(kind) is list:
@@ -97,12 +98,12 @@ def values(kind: Any, about: Any) -> str:
 
 
 def default(value: Any) -> str:
-    """Return a default as the page shows it."""
+    """Return a default value in the form of the page."""
     return "" if value is None or value is False or value is inspect.Parameter.empty else f"`{value}`"
 
 
 def main() -> int:
-    """Rewrite the page, or with --check tell whether it would change."""
+    """Rewrite the page; with --check, return 1 if it would change."""
     current = page().replace("\n\n\n", "\n\n")
     if "--check" in sys.argv[1:]:
         return int(not PAGE.exists() or PAGE.read_text(encoding="utf-8") != current)

@@ -1,7 +1,7 @@
-"""Write docs/performance/index.md, its pictures and the README's section on performance from the runs in docs/results.
+"""Write docs/performance/index.md, its plots and the README's section on performance from the runs in docs/results.
 
-Run it bare to rewrite them, or with --check for an exit status that says whether the texts are current. Every number
-comes from the runs, of which `bench.rules` says what counts; without runs there is neither a page nor a section.
+Run it without arguments to rewrite them; with --check the exit status says whether the texts are current. Every number
+comes from the runs, whose records `bench.rules` selects; without runs there is neither a page nor a section.
 """
 
 import sys
@@ -23,15 +23,16 @@ IMAGES: Final = ROOT / "docs" / "images"
 README: Final = ROOT / "README.md"
 BEGIN, END = "<!-- performance -->\n", "<!-- /performance -->\n"
 
-HOW: Final = """Times are microseconds a call, medians of interleaved variants; [method](method.md) says what is cold
-and warm, what the floor and the copy are, and how to measure all of it again. Compare within a table: machines differ
-by more than kernels do. [Goals](#goals) says what was aimed at, and where that was missed."""
+HOW: Final = """This page compares the times of fp8core with other libraries and with the least time that the hardware
+allows. Times are microseconds per call, medians of interleaved variants; [method](method.md) explains cold and warm,
+the floor and the copy, and how to measure again. Compare only within a table: machines differ by more than kernels do.
+[Goals](#goals) lists the project's goals, and which of them are missed."""
 
 WORDS: Final = {
     "decoder-layer": """The linear path is a decoder layer without its attention, and m the number of tokens. The
 floor is the least time that memory at 4.3 TB/s and the tensor cores allow.""",
 }
-"""What the words of a claim mean, for those who read the README alone."""
+"""By plot: the explanation of its terms, for readers of the README."""
 
 REPRODUCE: Final = """```console
 $ python3 -m venv .venv
@@ -41,30 +42,30 @@ $ .venv/bin/python -m bench --baselines BASELINES --deep-gemm
 $ .venv/bin/python docs/make_performance.py
 ```
 
-The first two lines install, with the torch that the baselines' kernels are built for. The third fetches those kernels
-and may be left out together with `--baselines BASELINES --deep-gemm`. The fourth writes a new file of `docs/results`,
-named by the date and the GPU, and the last writes this page from those files. `python -m bench --help` lists the
-subjects, `--plan` what would run."""
+The first two lines install fp8core and the torch that the baselines' kernels are built for. The third downloads those
+kernels; you can leave it out together with `--baselines BASELINES --deep-gemm`. The fourth writes a new file to
+`docs/results`, named by the date and the GPU, and the last writes this page from those files. `python -m bench --help`
+lists the subjects, `--plan` the cases of a run."""
 
 
 ABOUT: Final = {
-    "Quantization": "bfloat16 to float8_e4m3fn. The last column is the speed as a part of the copy's.",
-    "Quantization of odd sizes": """Uneven numbers of rows and columns, each beside an even neighbour. The ratio is to
-the neighbour's time for as many bytes.""",
-    "Fused producers": "A norm or SiLU and the quantization behind it, in one launch; bfloat16 to float8_e4m3fn.",
-    "Weights": "What is done to a stored weight: dequantization, requantization, other formats and scales.",
-    "Host time": """How long a call keeps the CPU until it returns; nothing waits for the GPU. The second table has
-steps of which calls consist, for arrays of each framework.""",
-    "The host engine": "Arrays of NumPy on a CPU, beside a copy of as many bytes.",
+    "Quantization": "bfloat16 to float8_e4m3fn. The last column is the speed as a fraction of the copy's.",
+    "Quantization of odd sizes": """Odd numbers of rows and columns, each beside a similar aligned size. The ratio is
+to the neighbour's time, scaled to as many bytes.""",
+    "Fused producers": "A norm or SiLU fused with the quantization, in one launch; bfloat16 to float8_e4m3fn.",
+    "Weights": "Operations on a stored weight: dequantization, requantization, other formats and scales.",
+    "Host time": """The time until a call returns; no call waits for the GPU. The second table has the steps of a
+call, for arrays of each framework.""",
+    "The host engine": "NumPy arrays on a CPU, beside a copy of as many bytes.",
 }
-"""What tables are about, where the table's own text does not say it."""
-FAILED: Final = """A variant whose result fails the check has no time; "wrong" stands in its place. The error of a
-product is relative, against float64, and may be 4e-3: fast accumulation exceeds that where k is large
+"""By section: the introduction of its table, if the table has none of its own."""
+FAILED: Final = """A variant whose result fails the check is not timed, and the tables show "wrong" for it. The check
+allows products a relative error of 4e-3 against float64: fast accumulation exceeds that if k is large
 ([accuracy](accuracy.md))."""
 
 
 def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
-    """Return a goal as a line: what, bound, whence, verdict, the case nearest to it or beyond, and the runs."""
+    """Return the cells of a goal: subject, bound, source, verdict, the hardest case, and the runs."""
     goal, checks = judged
     if not checks:
         return [goal.what, goal.bound, goal.source, "not measured", "-", "-"]
@@ -76,14 +77,14 @@ def goal_row(judged: Judged, by_run: Sequence[Results]) -> list[str]:
 
 
 def goals(found: Results, by_run: Sequence[Results]) -> list[str]:
-    """Return what was aimed at, and what was reached."""
-    said = "The hardest case comes nearest to the bound, or goes furthest beyond it. [Runs](#runs) has the runs' files."
-    head = ["what", "goal", "compared with", "verdict", "hardest case", "run"]
+    """Return the lines of the section on goals."""
+    said = "The hardest case has the least margin to the bound, or exceeds it most. [Runs](#runs) has the runs' files."
+    head = ["subject", "goal", "compared with", "verdict", "hardest case", "run"]
     return [said, "", *tables.table(head, [goal_row(judged, by_run) for judged in judge(found)], words=6)]
 
 
 def each_run(shown: rules.Shown) -> list[Results]:
-    """Return what the page shows of each run alone."""
+    """Return, for each run, those of its records that the page shows."""
     kept = {id(record) for records in shown.found[1:] for record in records}
     return [
         results.collect(
@@ -94,7 +95,7 @@ def each_run(shown: rules.Shown) -> list[Results]:
 
 
 def whence(records: Sequence[Record], shown: rules.Shown, by_run: Sequence[Results]) -> list[str]:
-    """Return the paragraph that says of which runs a table's records are."""
+    """Return the paragraph that names the runs of a table's records."""
     named = {id(record) for record in records}
     of = [
         f"[{at}](#runs), {rules.started(run).replace('T', ' ').replace('Z', ' UTC')}"
@@ -105,7 +106,7 @@ def whence(records: Sequence[Record], shown: rules.Shown, by_run: Sequence[Resul
 
 
 def runs(shown: rules.Shown) -> list[str]:
-    """Return which runs the page is made of, and what of them it does not show."""
+    """Return the tables of the runs that the page shows, and of the records that it leaves out."""
     rows = []
     for at, run in enumerate(shown.runs, 1):
         file = f"[{run.file}](../results/{run.file})"
@@ -119,7 +120,7 @@ def runs(shown: rules.Shown) -> list[str]:
 
 
 def machine(found: Results) -> list[str]:
-    """Return what was measured, when, with what."""
+    """Return a table of the device, the versions and the date."""
     about: dict[str, Any] = dict(found.machine)
     facts = [
         ("GPU", about.get("device")),
@@ -140,7 +141,7 @@ def _cuda(version: int) -> str:
 
 
 def faults(found: Results) -> list[str]:
-    """Return what was not timed because its output failed the check, and what did not run."""
+    """Return a table of variants whose results failed the check, and a list of subjects that did not run."""
     failed: dict[tuple[str, str], list[str]] = {}
     for kind in ("quantize", "odd", "fused", "weights", "decode", "ending", "invariance", "layer", "against"):
         for r in getattr(found, kind):
@@ -221,7 +222,7 @@ def _of(records: Sequence[Record], first: str, label: Callable[[Record], str]) -
 
 
 def section(found: Results, pictures: Sequence[str]) -> str:
-    """Return the README's section: what one picture says, and the picture."""
+    """Return the README's section: one plot and its summary."""
     few = [r for r in found.decode if r["mode"] == "row" and r["m"] in (1, 16)]
     candidates = (
         ("decoder-layer", claims.layer(found)),
@@ -250,7 +251,7 @@ def section(found: Results, pictures: Sequence[str]) -> str:
 
 
 def texts(shown: rules.Shown | None) -> dict[Path, str]:
-    """Return what the page and the README have to say."""
+    """Return the current texts of the page and the README."""
     readme = README.read_text(encoding="utf-8")
     before, rest = readme.split(BEGIN)
     after = rest.split(END)[1]
@@ -261,7 +262,7 @@ def texts(shown: rules.Shown | None) -> dict[Path, str]:
 
 
 def main() -> int:
-    """Rewrite the texts and draw the pictures, or with --check tell whether something would change."""
+    """Rewrite the texts and draw the plots; with --check, return 1 if something would change."""
     shown = rules.shown(RUNS)
     wanted = texts(shown)
     if "--check" in sys.argv[1:]:

@@ -1,6 +1,6 @@
-"""Write docs/reference/kernels.md and the README's table: which kernel each device gets, by the tables that calls use.
+"""Write docs/reference/kernels.md and the README's table of the kernels for each device, from the tables of kernels.
 
-Run it bare to rewrite both, or with --check for an exit status that says whether they are current.
+Run it without arguments to rewrite both; with --check the exit status says whether they are current.
 """
 
 import sys
@@ -37,12 +37,12 @@ ELSEWHERE = 1 << 20
 MARK = "†"
 HEAD = """# Kernels and devices
 
-Which kernel runs what, on which device. `docs/make_support_matrix.py` writes this page from the tables that every call
-uses. [`explain`](api.md#fp8core.explain) and `fp8core explain` say it for a call of yours, with the reasons;
-[dispatch](../concepts/dispatch-and-explain.md) says how a kernel is chosen, and the
-[vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) what each name stands for.
+This page shows which kernel runs each operation on each device. `docs/make_support_matrix.py` writes it from the tables
+that every call uses. For your own calls, [`explain`](api.md#fp8core.explain) and `fp8core explain` show the kernel and
+the reasons; [dispatch](../concepts/dispatch-and-explain.md) says how a kernel is chosen, and the
+[vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) explains the names.
 
-Every operation runs on every device of these tables, some of them by a fallback that takes anything
+Every operation runs on every device of these tables, sometimes on a fallback that takes any operands
 (`elementwise`, `generic_decode`, `generic_mma`). `fp8core info` names the architecture of a GPU: A100 is sm_80, RTX 30
 sm_86, L4, L40S and RTX 40 sm_89, H100 and H200 sm_90, B200 sm_100, RTX 50 sm_120; MI200 is gfx90a, MI300 gfx942, MI350
 gfx950, RX 7900 gfx1100, RX 9070 gfx1201.
@@ -50,19 +50,19 @@ gfx950, RX 7900 gfx1100, RX 9070 gfx1201.
 """
 LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
   otherwise the kernel after it runs.
-- `sm90_tiled` on sm_90: where cuBLASLt has an algorithm that is estimated to be faster for the product, that one runs,
-  mostly with scales per tensor, token or channel. Which it has, only the device can tell.
+- `sm90_tiled` on sm_90: if cuBLASLt has an algorithm with a lower estimated time for the product, that one runs, mostly
+  with scales per tensor, token or channel. Only the device can tell which algorithms the library has.
 - {MARK} {UNPROVEN}.
-- `generic_decode` and `generic_mma` multiply codes by FP8 instructions of a warp on sm_89, sm_120, gfx942, gfx950,
-  gfx1200 and gfx1201, where these have one for both formats; on the others, and in other formats, they multiply 16-bit
-  floats, which hold every code exactly.
-- sm_100 multiplies block scales that are powers of two in hardware (MXFP8), which no kernel here uses: products take
-  scales in fp32, and whether these are powers of two is known on the device alone, when the kernel has been chosen.
+- `generic_decode` and `generic_mma` multiply codes with a warp's FP8 instructions on sm_89, sm_120, gfx942, gfx950,
+  gfx1200 and gfx1201, if there is one for both formats; on other devices, and for other formats, they multiply 16-bit
+  floats, which represent every code exactly.
+- sm_100 can apply block scales that are powers of two in hardware (MXFP8). No kernel here uses that: products take fp32
+  scales, and whether these are powers of two is known only on the device, after the kernel was chosen.
 """
-README_LEGEND = f"""- *own*: a kernel of fp8core for it; on H100 and H200 with many rows the library's,
-  where that is estimated to be faster.
-- *library*: cuBLASLt or hipBLASLt where it has an algorithm, else the fallback.
-- *fallback*: a kernel that takes anything, and is slower.
+README_LEGEND = f"""- *own*: a kernel of fp8core made for it; on H100 and H200 with many rows the library's,
+  if that is estimated to be faster.
+- *library*: cuBLASLt or hipBLASLt if it has an algorithm, else the fallback.
+- *fallback*: a slower kernel that takes any operands.
 - {MARK} {UNPROVEN}.
 
 By device and kernel: [Kernels](docs/reference/kernels.md).
@@ -72,17 +72,17 @@ Ask = Callable[[Target], Explanation]
 
 
 def quantization(group_shape: GroupShape, *, static: bool = False) -> Ask:
-    """Return what asks the table of quantization."""
+    """Return a function that explains a quantization on a target."""
     return lambda target: QUANTIZE.explain(example_quantize(target, group_shape, static=static))
 
 
 def product(a: Granularity, b: Granularity, m: int, **ending: object) -> Ask:
-    """Return what asks the table of products; ``ending`` are fields of the problem."""
+    """Return a function that explains a product on a target; ``ending`` are fields of the problem."""
     return lambda target: SCALED_MM.explain(example_product(target, a, b, m=m)._replace(**ending))
 
 
 def norm(target: Target) -> Explanation:
-    """Return what the table of the norm says, per token."""
+    """Return the explanation of rms_norm_quant per token."""
     wide, data = "bfloat16", native_e4m3(target)
     return NORM_QUANTIZE.explain(
         NormQuantize(target, wide, wide, data, PER_TOKEN, False, "float32", "k", False, False, 4096, 16)
@@ -90,7 +90,7 @@ def norm(target: Target) -> Explanation:
 
 
 def silu(target: Target) -> Explanation:
-    """Return what the table of the activation says, by groups of 1x128."""
+    """Return the explanation of silu_and_mul_quant by groups of 1x128."""
     return SILU_QUANTIZE.explain(
         SiluQuantize(target, "bfloat16", native_e4m3(target), GROUP_128, False, "float32", "k", False, 4096, 16)
     )
@@ -114,13 +114,13 @@ BLOCKS: tuple[tuple[str, Granularity, Granularity], ...] = (
     ("1x128 x 1x128", "group", "group"),
 )
 TOKENS = (16, 256)
-"""Rows of the products: a decoder's and a batch's."""
+"""The numbers of rows of the products: as in decoding, and as in a batch."""
 ENDINGS: dict[str, dict[str, object]] = {
     "`silu` or `gelu`": {"activation": "silu"},
     "`gelu_tanh`": {"activation": "gelu_tanh"},
     "`beta`": {"beta": 1.0},
 }
-"""Fields of problems, by what the page calls them."""
+"""By label on the page: fields of problems."""
 TABLES: dict[str, dict[str, Ask]] = {
     "Quantization of rows of 4096 bfloat16": QUANTIZATIONS,
     "Fused producers, 4096 columns of bfloat16": PRODUCERS,
@@ -134,7 +134,7 @@ TABLES: dict[str, dict[str, Ask]] = {
         for said, ending in ENDINGS.items()
     },
 }
-"""The page's tables: columns by heading."""
+"""The page's tables by heading, each with its columns."""
 
 OPERATIONS: dict[str, tuple[Ask, ...]] = {
     "`quantize`": tuple(QUANTIZATIONS.values()),
@@ -145,7 +145,7 @@ OPERATIONS: dict[str, tuple[Ask, ...]] = {
         for m in TOKENS
     },
 }
-"""The rows of the README's table, each of one or several problems."""
+"""The rows of the README's table, each for one or several problems."""
 FAMILIES: dict[str, tuple[str, ...]] = {
     "H100, H200": ("sm_90",),
     "A100, RTX 30": ("sm_80", "sm_86"),
@@ -154,12 +154,12 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "MI300, MI350": ("gfx942", "gfx950"),
     "CPU": ("host",),
 }
-"""The columns of the README's table: devices by what the README calls them."""
+"""The columns of the README's table, each for one or several devices."""
 FALLBACKS = ("generic_decode", "generic_mma", "elementwise")
 
 
 def cell(explanation: Explanation) -> str:
-    """Return the kernel that runs a problem, after the one that runs it if its library offers an algorithm."""
+    """Return the kernel that runs a problem, preceded by the one that runs it if its library offers an algorithm."""
     return " ".join([*(f"`{name}`?" for name in possible(explanation)[:1]), f"`{explanation.chosen or 'none'}`"])
 
 
@@ -170,7 +170,7 @@ def possible(explanation: Explanation) -> list[str]:
 
 
 def kind(explanation: Explanation) -> str:
-    """Return in the README's words what runs a problem."""
+    """Return the README's term for the kernel that runs a problem."""
     if explanation.chosen == "host":
         return "NumPy"
     if possible(explanation):
@@ -179,28 +179,28 @@ def kind(explanation: Explanation) -> str:
 
 
 def kinds(asks: tuple[Ask, ...], targets: list[Target]) -> str:
-    """Return what runs several problems on several devices."""
+    """Return the README's terms for the kernels that run several problems on several devices."""
     return " / ".join(dict.fromkeys(kind(ask(target)) for ask in asks for target in targets))
 
 
 def table(columns: list[str], rows: dict[str, list[str]]) -> list[str]:
-    """Return a table in Markdown."""
+    """Return the lines of a Markdown table."""
     lines = [columns, ["---"] * len(columns), *([name, *cells] for name, cells in rows.items())]
     return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def named(name: str) -> Target:
-    """Return a device by its name, as no machine has it."""
+    """Return a device by name, with an ordinal that no machine has."""
     return target_named(name)._replace(device=ELSEWHERE)
 
 
 def marked(name: str, *targets: Target) -> str:
-    """Return a name with a mark where the kernels have not run on hardware."""
+    """Return a name, with a mark if the kernels have not run on hardware."""
     return name if all(map(proven, targets)) else f"{name} {MARK}"
 
 
 def page() -> str:
-    """Return the page of all devices."""
+    """Return the page about all devices."""
     targets = {name: named(name) for name in (*TARGETS, "host")}
     lines = [HEAD + LEGEND]
     for heading, columns in TABLES.items():
@@ -222,13 +222,13 @@ def summary() -> str:
 
 
 def texts() -> dict[Path, str]:
-    """Return what the page and the README have to say."""
+    """Return the current texts of the page and the README."""
     before, rest = README.read_text(encoding="utf-8").split(BEGIN)
     return {PAGE: page(), README: f"{before}{BEGIN}{summary()}{END}{rest.split(END)[1]}"}
 
 
 def main() -> int:
-    """Rewrite the texts, or with --check tell which would change."""
+    """Rewrite the texts; with --check, print which would change, and return 1 if any would."""
     wanted = texts()
     if "--check" in sys.argv[1:]:
         stale = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]

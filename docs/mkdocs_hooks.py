@@ -1,7 +1,7 @@
-"""What MkDocs lacks: folders in the nav, lists without an empty line above, and links to files that are not pages.
+"""MkDocs hooks for folders in the nav, lists without an empty line above, and links to files that are not pages.
 
-A link in a page is right as it stands in the repository. Where it leads to a file outside of docs/, to a program or to
-a folder, the site gets a page that shows the file or lists the folder, and the link leads there.
+Links in pages are valid in the repository. For a link to a file outside of docs/, to a program or to a folder, the site
+gets a page that shows the file or lists the folder, and the link leads to that page.
 """
 
 import os
@@ -17,28 +17,29 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = PurePosixPath("docs")
 SHOWN = "source/"
-"""Where in the site files of the repository are shown."""
+"""The folder of the site with the pages that show files of the repository."""
 FENCED = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 LIST_IN_PARAGRAPH = re.compile(r"((?:\A|\n\n) *(?!- )[^\s][^\n]*(?:\n(?!- )[^\n]+)*\n)(?=- )")
-"""A list without an empty line above: a list in the repository, and part of the paragraph for Python-Markdown."""
+"""A list without an empty line above, which GitHub renders as a list but Python-Markdown as part of the paragraph."""
 NEEDS_GPU = re.compile(r"^```python gpu$", re.MULTILINE)
-"""How a page marks code that runs on a GPU alone: tests read it, and readers of the site get a title."""
+"""The fence of code that runs on a GPU only: tests read it, and the site shows a title instead."""
 LOADED = re.compile(
     r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(?:https?:)?//"
     r"|<link\b(?![^>]*\brel=\"?canonical\b)[^>]*\bhref=\"?(?:https?:)?//"
 )
-"""A canonical link, which pages have under `mkdocs serve`, is the page's own address: nothing is loaded."""
+"""References that a browser would load from another host. A canonical link, which pages have under `mkdocs serve`, is
+the page's own address and not loaded."""
 LANGUAGES = {".cu": "cuda", ".cuh": "cuda", ".hip": "cuda", ".def": "c", ".py": "python", ".toml": "toml", "": "bash"}
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Put the pages of a folder where the nav names the folder."""
+    """Replace folders in the nav by their pages."""
     config.nav = _expanded(config.nav)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for everything outside of the pages that a page links to."""
+    """Add a page for each file or folder that a page links to and that is not a page itself."""
     todo = list(files.documentation_pages())
     while todo:
         page = todo.pop()
@@ -53,7 +54,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Let each link lead to where its target is in the site, and each list be one."""
+    """Rewrite links to the places of their targets in the site, and make lists recognizable to Python-Markdown."""
     here = PurePosixPath(page.file.src_uri).parent
 
     def moved(found: re.Match[str]) -> str:
@@ -86,7 +87,7 @@ def _expanded(item: Any) -> Any:
 
 
 def _target(page: File, link: str) -> PurePosixPath | None:
-    """Return the file or folder of the repository that a link of a page leads to; None where there is none."""
+    """Return the file or folder of the repository that a link on a page leads to, or None."""
     uri = page.src_uri
     origin = PurePosixPath(uri[len(SHOWN) : -len(".md")]) if uri.startswith(SHOWN) else DOCS / uri
     path = PurePosixPath(os.path.normpath(origin.parent / link))
@@ -94,14 +95,14 @@ def _target(page: File, link: str) -> PurePosixPath | None:
 
 
 def _uri(path: PurePosixPath) -> str:
-    """Return where in the site a file or folder of the repository is."""
+    """Return the place in the site of a file or folder of the repository."""
     if path.is_relative_to(DOCS) and (ROOT / path).is_file() and path.suffix != ".py":
         return str(path.relative_to(DOCS))
     return f"{SHOWN}{path}.md"
 
 
 def _shown(path: PurePosixPath) -> str:
-    """Return a page that shows a file or lists a folder; searches leave it out."""
+    """Return a page that shows a file or lists a folder, and is excluded from searches."""
     shown, head = ROOT / path, "---\nsearch: {exclude: true}\nhide: [navigation, toc]\n---\n\n"
     if shown.is_dir():
         names = sorted(p.name for p in shown.iterdir() if not p.name.startswith((".", "__")))

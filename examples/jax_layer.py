@@ -1,11 +1,11 @@
-"""Decoder layers in JAX with FP8 weights: the same code on a CPU and on a GPU.
+"""Decoder layers in JAX with FP8 weights; the same code runs on a CPU and on a GPU.
 
     python examples/jax_layer.py [--hidden 256] [--layers 4] [--tokens 16]
 
-A model of random weights, in bfloat16 and in FP8, runs under one ``jax.jit`` with a ``jax.lax.scan`` over its layers.
-The norms, the residual and SiLU are fused with the quantizations of what follows them. What is printed: how far the two
-are apart, how many bytes the weights take, and the time of a run. On a CPU the library's engine is NumPy, made to be
-right rather than fast; on a GPU its kernels are recorded into XLA's command buffers.
+A model with random weights runs in bfloat16 and in FP8, each under one ``jax.jit`` with a ``jax.lax.scan`` over its
+layers. The norms, the residual and SiLU are fused with the quantization of their results. The program prints the
+relative distance of the two results, the bytes of the weights, and the time of a run. On a CPU the library runs on
+NumPy, which is made to be right rather than fast; on a GPU its kernels are recorded into XLA's command buffers.
 """
 
 import argparse
@@ -24,7 +24,7 @@ EPSILON = 1e-6
 
 
 class Layer(NamedTuple):
-    """A decoder layer; its matrices are arrays, or FP8 layers once it is quantized."""
+    """A decoder layer; its matrices are arrays or, once it is quantized, FP8 layers."""
 
     norms: Any
     qkv: Any
@@ -34,7 +34,7 @@ class Layer(NamedTuple):
 
 
 def random_layers(key: Any, count: int, hidden: int) -> Layer:
-    """Return so many layers of random weights in bfloat16, stacked."""
+    """Return ``count`` layers with random bfloat16 weights, stacked."""
     shapes = {"qkv": (3 * hidden, hidden), "o": (hidden, hidden), "gate_up": (8 * hidden, hidden)}
     shapes["down"] = hidden, 4 * hidden
     keys = jax.random.split(key, len(shapes))
@@ -46,7 +46,7 @@ def random_layers(key: Any, count: int, hidden: int) -> Layer:
 
 
 def quantized(layers: Layer) -> Layer:
-    """Return layers whose matrices are FP8, one scale for each output channel."""
+    """Return layers whose matrices are FP8, with one scale for each output channel."""
     return Layer(layers.norms, *[jax.vmap(Fp8Linear.from_weight)(weight) for weight in layers[1:]])
 
 
@@ -57,7 +57,7 @@ def attention(qkv: Any) -> Any:
 
 
 def in_bfloat16(x: Any, layers: Layer) -> Any:
-    """Run the layers in bfloat16, by jax.numpy."""
+    """Run the layers in bfloat16, with jax.numpy."""
 
     def norm(x: Any, weight: Any) -> Any:
         wide = x.astype(jnp.float32)
@@ -89,7 +89,7 @@ def nbytes(layers: Layer) -> int:
 
 
 def main() -> None:
-    """Run the model both ways, and print what came out."""
+    """Run the model in both dtypes, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hidden", type=int, default=256, help=f"a multiple of {HEAD}")
     parser.add_argument("--layers", type=int, default=4)

@@ -1,7 +1,7 @@
 """A sentence encoder in plain arrays whose 36 linear layers run in fp32 or in FP8.
 
-The model is all-MiniLM-L6-v2: 6 BERT layers of width 384. Everything that it needs is on this page, with NumPy on
-the CPU and CuPy on a GPU: the tokenizer, the encoder, and how its linear layers become FP8 (`quantized`). Run it with
+The model is all-MiniLM-L6-v2: 6 BERT layers of width 384. This file has everything that it needs, with NumPy on the CPU
+and CuPy on a GPU: the tokenizer, the encoder, and the conversion of its linear layers to FP8 (`quantized`). Run it with
 the folder of the model (model.safetensors, vocab.txt, config.json), or let `fp8core demo` find and measure it:
 
     python examples/minilm.py MODEL_FOLDER
@@ -47,7 +47,7 @@ SENTENCES = (
         "bridge that would cost less than the repair. In the end they did what committees do, and asked for a report."
     ),
 )
-"""What the demo encodes."""
+"""The sentences that the demo encodes."""
 
 CALIBRATION = (
     "The soup is too hot.",
@@ -61,11 +61,11 @@ CALIBRATION = (
     ),
     "Quantum computers do not try all answers at once; they let wrong answers cancel.",
 )
-"""What static scales are calibrated on: other sentences than those that are measured."""
+"""The sentences for the calibration of static scales, different from those that are measured."""
 
 
 class Scheme(NamedTuple):
-    """How the weights and the inputs of the linear layers share their scales."""
+    """The group shapes of weights and inputs of the linear layers, and whether input scales are static."""
 
     weights: GroupShape
     inputs: GroupShape
@@ -82,7 +82,7 @@ SCHEMES = {
 
 
 class Tokenizer:
-    """BERT's uncased WordPiece: plain words first, then the longest pieces that the vocabulary has."""
+    """BERT's uncased WordPiece: splits text into words, and words into the longest pieces in the vocabulary."""
 
     def __init__(self, vocabulary: Path, longest: int = 256) -> None:
         lines = vocabulary.read_text(encoding="utf-8").splitlines()
@@ -90,7 +90,7 @@ class Tokenizer:
         self.longest = longest
 
     def __call__(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return token ids [sentences, tokens], padded with 0, and the mask of those that count."""
+        """Return token ids [sentences, tokens], padded with 0, and a mask that is false for the padding."""
         rows = [[self.ids["[CLS]"], *self.pieces(s)[: self.longest - 2], self.ids["[SEP]"]] for s in sentences]
         width = max(map(len, rows))
         ids = np.array([row + [0] * (width - len(row)) for row in rows], np.int64)
@@ -98,11 +98,11 @@ class Tokenizer:
         return ids, np.arange(width) < lengths[:, None]
 
     def pieces(self, sentence: str) -> list[int]:
-        """Return the ids of one sentence's pieces."""
+        """Return the ids of the pieces of a sentence."""
         return [self.ids[piece] for word in words(sentence) for piece in self.split(word)]
 
     def split(self, word: str) -> list[str]:
-        """Return the pieces of one word, or [UNK] when the vocabulary does not reach."""
+        """Return the pieces of a word, or [UNK] if the vocabulary lacks one."""
         pieces: list[str] = []
         start = 0
         while start < len(word):
@@ -116,7 +116,7 @@ class Tokenizer:
 
 
 def words(sentence: str) -> list[str]:
-    """Return lower-case words without accents; punctuation marks and Chinese characters stand alone."""
+    """Return lower-case words without accents; punctuation marks and Chinese characters are words of their own."""
     spaced = []
     for character in unicodedata.normalize("NFD", sentence.lower()):
         category = unicodedata.category(character)
@@ -129,7 +129,7 @@ def words(sentence: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Dense:
-    """A linear layer as the checkpoint has it."""
+    """A linear layer of the checkpoint, in fp32."""
 
     weight: Array
     bias: Array
@@ -140,7 +140,7 @@ class Dense:
 
 
 class Encoder:
-    """The model: token ids in, one unit vector a sentence out. `linears` is what FP8 changes."""
+    """The model: computes a unit vector for each sentence from token ids. FP8 replaces the layers in `linears`."""
 
     def __init__(self, folder: Path, xp: Any = np) -> None:
         self.xp = xp
@@ -153,7 +153,7 @@ class Encoder:
         return Dense(self.weights[f"{name}.weight"], self.weights[f"{name}.bias"])
 
     def linear_names(self) -> Iterator[str]:
-        """Give the names of the linear layers, in the order of their use."""
+        """Yield the names of the linear layers, in the order of their use."""
         for i in range(self.config["num_hidden_layers"]):
             for part in ("query", "key", "value"):
                 yield f"encoder.layer.{i}.attention.self.{part}"
@@ -161,7 +161,7 @@ class Encoder:
                 yield f"encoder.layer.{i}.{part}"
 
     def __call__(self, ids: np.ndarray, mask: np.ndarray, watch: Watch | None = None) -> Array:
-        """Return embeddings [sentences, 384]; `watch` sees every linear layer's name, input and output."""
+        """Return embeddings [sentences, 384]; `watch` gets the name, input and output of every linear layer."""
         xp, config = self.xp, self.config
 
         def linear(name: str, x: Array) -> Array:
@@ -186,7 +186,7 @@ class Encoder:
         return mean / xp.sqrt((mean * mean).sum(-1, keepdims=True))
 
     def embed(self, ids: Array) -> Array:
-        """Return the normalised sum of the tokens', the positions' and the first segment's embeddings."""
+        """Return the normalized sum of the embeddings of tokens, positions and the first segment."""
         table = {
             part: self.weights[f"embeddings.{part}_embeddings.weight"] for part in ("word", "position", "token_type")
         }
@@ -195,13 +195,13 @@ class Encoder:
         )
 
     def heads(self, x: Array) -> Array:
-        """Return [sentences, heads, tokens, 32] of [sentences, tokens, 384]."""
+        """Return [sentences, tokens, 384] split into heads: [sentences, heads, tokens, 32]."""
         sentences, tokens, width = x.shape
         count = self.config["num_attention_heads"]
         return x.reshape(sentences, tokens, count, width // count).swapaxes(1, 2)
 
     def norm(self, name: str, x: Array) -> Array:
-        """Return the layer normalisation of the last axis."""
+        """Return the layer normalization over the last axis."""
         centred = x - x.mean(-1, keepdims=True)
         variance = (centred * centred).mean(-1, keepdims=True)
         unit = centred / self.xp.sqrt(variance + self.xp.float32(self.config["layer_norm_eps"]))
@@ -209,7 +209,7 @@ class Encoder:
 
 
 def softmax(xp: Any, x: Array) -> Array:
-    """Return the softmax of the last axis."""
+    """Return the softmax over the last axis."""
     powers = xp.exp(x - x.max(-1, keepdims=True))
     return powers / powers.sum(-1, keepdims=True)
 
@@ -226,7 +226,7 @@ def gelu(xp: Any, x: Array) -> Array:
 def quantized(
     encoder: Encoder, scheme: Scheme, input_scales: Mapping[str, Array] | None = None
 ) -> dict[str, Fp8Linear]:
-    """Return FP8 layers in place of the encoder's; a static scheme needs one scale per layer's input."""
+    """Return FP8 layers to replace the encoder's; a static scheme needs one scale for each layer's input."""
     return {
         name: Fp8Linear.from_weight(
             encoder.weights[f"{name}.weight"],
@@ -240,7 +240,7 @@ def quantized(
 
 
 def calibrated(encoder: Encoder, ids: np.ndarray, mask: np.ndarray) -> dict[str, Array]:
-    """Return the scale of every linear layer's input that its values on some sentences ask for."""
+    """Return static scales for the inputs of all linear layers, from the inputs' largest values on some sentences."""
     scales: dict[str, Array] = {}
 
     def watch(name: str, x: Array, _: Array) -> None:
@@ -251,7 +251,7 @@ def calibrated(encoder: Encoder, ids: np.ndarray, mask: np.ndarray) -> dict[str,
 
 
 def main(folder: Path) -> None:
-    """Print the cosine of every sentence's FP8 embedding to its fp32 one."""
+    """Print, for every sentence, the cosine between its FP8 and fp32 embeddings."""
     encoder = Encoder(folder)
     tokens = Tokenizer(folder / "vocab.txt")(SENTENCES)
     exact = encoder(*tokens)

@@ -1,11 +1,11 @@
-"""Embeddings of sentences by the demo's encoder, through PyTorch and Hugging Face transformers, in FP8.
+"""Sentence embeddings in FP8 by the demo's encoder, with PyTorch and Hugging Face transformers.
 
-The model is all-MiniLM-L6-v2 in the package that `fp8core demo` fetches. Its linear layers become FP8 while it is
-loaded; the encoder is then served in batches, as a search engine does, beside the same model in float32:
+The model is all-MiniLM-L6-v2 in the package that `fp8core demo` fetches. Its linear layers are quantized while it is
+loaded. The encoder then runs on batches, as in a search engine, and is compared with the same model in float32:
 
     python examples/torch_embeddings.py [MODEL_FOLDER]
 
-It needs torch and transformers; a GPU is used where there is one.
+It needs torch and transformers, and uses a GPU if there is one.
 """
 
 import sys
@@ -36,7 +36,7 @@ QUESTIONS = (
 
 
 class Encoder:
-    """A tokenizer and a model; embeddings are means over the tokens, of length one."""
+    """A tokenizer and a model; embeddings are means over the tokens, scaled to length one."""
 
     def __init__(self, tokenizer: Any, model: Any) -> None:
         self.tokenizer, self.model = tokenizer, model.to(DEVICE).eval()
@@ -51,7 +51,7 @@ class Encoder:
 
 
 def main(chosen: str | None = None) -> None:
-    """Answer questions by the nearest document, and say how far FP8 is from float32."""
+    """Answer questions by the nearest document, and print the cosine between FP8 and float32 embeddings."""
     folder = demo.model_folder(None if chosen is None else Path(chosen)) or demo.fetch_model()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     exact = Encoder(tokenizer, AutoModel.from_pretrained(folder, dtype=torch.float32))

@@ -1,11 +1,11 @@
-"""A language model of Hugging Face transformers in FP8: quantized while it is loaded, compiled, saved, loaded again.
+"""A Hugging Face transformers language model in FP8: quantized while it is loaded, compiled, saved and loaded again.
 
-The model is a tiny Llama with random weights, so that it runs on a CPU within a minute and nothing is downloaded; what
-it writes means nothing. With the folder or name of a real model, the same lines serve that:
+The model is a tiny Llama with random weights, so that it runs on a CPU within a minute without a download; its text has
+no meaning. With the folder or name of a real model, the same code runs that model:
 
     python examples/torch_llm.py [MODEL]
 
-It needs torch, transformers and accelerate; a GPU is used where there is one.
+It needs torch, transformers and accelerate, and uses a GPU if there is one.
 """
 
 import sys
@@ -24,7 +24,7 @@ PROMPT = torch.tensor([[1, 17, 42, 5]], device=DEVICE)
 
 
 def tiny_model(folder: Path) -> Path:
-    """Write a Llama of two layers with random weights in bfloat16."""
+    """Write a Llama with two layers and random bfloat16 weights."""
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=256,
@@ -46,7 +46,7 @@ def size(model: torch.nn.Module) -> int:
 
 @torch.inference_mode()
 def main(model_of: str | None = None) -> None:
-    """Load the model in bfloat16 and in FP8, compare them, generate, and show that a saved copy is the same model."""
+    """Load the model in bfloat16 and in FP8, compare them, generate text, and check that a saved copy is the same."""
     with TemporaryDirectory() as folder:
         source: Any = model_of or tiny_model(Path(folder, "bf16"))
         wide = AutoModelForCausalLM.from_pretrained(source, dtype="auto", device_map=DEVICE)
@@ -61,7 +61,7 @@ def main(model_of: str | None = None) -> None:
         tokens = model.generate(PROMPT, max_new_tokens=12, do_sample=False)
         print(f"generated: {tokens[0, PROMPT.shape[1] :].tolist()}")
 
-        backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # inductor takes a while on a CPU
+        backend = "inductor" if DEVICE == "cuda" else "aot_eager"  # inductor compiles slowly on a CPU
         compiled = torch.compile(model, fullgraph=True, dynamic=False, backend=backend)
         again = compiled(PROMPT, use_cache=False).logits.float()
         print(f"compiled: relative difference {float((again - found).norm() / found.norm()):.3f}")

@@ -1,4 +1,4 @@
-"""FP8 inference arithmetic that belongs to no framework."""
+"""FP8 inference arithmetic for arrays of any framework."""
 
 from fp8core.core.explaining import ArraySpec
 from fp8core.errors import (

@@ -1,6 +1,6 @@
-"""The short benchmark of the command line: a few public functions, on the device at hand.
+"""The short benchmark of the command line: times a few public functions on the current device.
 
-A GPU has two times: that of a call as Python makes it, again and again, and that of its kernels alone, in a graph.
+On a GPU it reports two times: that of repeated calls from Python, and that of their kernels alone, in a graph.
 """
 
 import time
@@ -18,19 +18,19 @@ from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, native_
 from fp8core.runtime import device
 
 IN_A_ROW: Final = 20
-"""GPU calls between two synchronisations or in a graph, so that waiting for the device is not what is timed."""
+"""The number of GPU calls between two synchronisations, or in a graph, so that the time of waiting is small."""
 
 
 class Timing(NamedTuple):
-    """Seconds a call, as medians."""
+    """Median seconds of a call."""
 
     call: float
     gpu: float | None
-    """Of its kernels in a graph, operands in L2 where they fit; None on the host."""
+    """The time of its kernels in a graph, with operands in L2 if they fit; None on the host."""
 
 
 class Case(NamedTuple):
-    """One call, the kernel that it gets, and what it moves or computes: bytes for copies, operations for products."""
+    """One call, its kernel, and its work: bytes moved, or operations for products."""
 
     name: str
     kernel: str
@@ -39,24 +39,24 @@ class Case(NamedTuple):
     unit: str
 
     def rate(self, timing: Timing) -> str:
-        """Return the work done in a second, of a GPU by its kernels' time."""
+        """Return the work per second as text; on a GPU by the time of the kernels."""
         rate = self.work / (timing.gpu or timing.call)
         return f"{rate / 1e12:,.3g} T{self.unit}/s" if rate >= 1e12 else f"{rate / 1e9:,.3g} G{self.unit}/s"
 
 
 def place() -> str:
-    """Return the name of the device that is timed."""
+    """Return the name of the benchmarked device."""
     return str(target_of(None))
 
 
 def cases(tokens: int, width: int) -> Iterator[Case]:
-    """Give the cases for activations [tokens, width] and a weight [width, width], in the E4M3 of the device."""
+    """Yield the cases for activations [tokens, width] and a weight [width, width], in the E4M3 of the device."""
     dtype = native_e4m3(target_of(None))
     random = np.random.default_rng(0)
     x: Any = random.standard_normal((tokens, width), np.float32).astype(ml_dtypes.bfloat16)
     weight: Any = random.standard_normal((width, width), np.float32)
     if device.count():
-        # CuPy has no bfloat16 of its own: half floats are as wide.
+        # CuPy has no bfloat16; float16 has the same size.
         x, weight = device.cupy().asarray(x.astype(np.float16)), device.cupy().asarray(weight)
     for name, group in (("per tensor", PER_TENSOR), ("per token", PER_TOKEN), ("1x128", GROUP_128)):
         yield _case(f"quantize {name}", 3.0 * tokens * width, "B", quantize, x, dtype=dtype, group_shape=group)
@@ -80,11 +80,11 @@ def _case(name: str, work: float, unit: str, function: Callable[..., object], *a
 
 
 def timed(case: Case, seconds: float) -> Timing:
-    """Return how long a call takes, measured for about ``seconds`` after one call that makes everything ready."""
+    """Measure a call for about ``seconds``, after one call that compiles and plans."""
     if not device.count():
         case.call()
         return Timing(_called(case.call, seconds, 1, lambda: None), None)
-    device.cupy().cuda.runtime.deviceSynchronize()  # what fills the operands is on another stream
+    device.cupy().cuda.runtime.deviceSynchronize()  # the operands are filled on another stream
     watch = timing.Stopwatch()
     with watch.stream:
         case.call()
@@ -95,7 +95,7 @@ def timed(case: Case, seconds: float) -> Timing:
 
 
 def _called(call: Callable[[], object], seconds: float, repeats: int, synchronize: Callable[[], object]) -> float:
-    """Return the seconds of a call by the host's clock."""
+    """Return the median seconds of a call by the host's clock."""
     times: list[float] = []
     end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:

@@ -1,8 +1,8 @@
-"""The exceptions of the library: each says which operand, what was needed and what was got."""
+"""The exceptions of the library. Messages name the operand, what it needs and what was given."""
 
 
 class Fp8Error(Exception):
-    """The root of every exception that fp8core raises on purpose.
+    """The base class of all exceptions that fp8core raises deliberately.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -15,7 +15,7 @@ class Fp8Error(Exception):
 
 
 class ShapeError(Fp8Error, ValueError):
-    """Shapes that do not fit together, or a scale whose shape says nothing known.
+    """Shapes that do not fit together, or a scale whose shape has no known meaning.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -108,7 +108,7 @@ class CheckpointError(Fp8Error, ValueError):
 
 
 class TuningError(Fp8Error, ValueError):
-    """A tuning that cannot be read, or that was made where times may be others.
+    """A tuning that cannot be read, or that was measured on another GPU, driver or version.
 
     Examples:
         >>> import fp8core

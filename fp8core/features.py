@@ -1,4 +1,4 @@
-"""What a target's instruction set offers, as data: kernels ask for features, never for an architecture's number."""
+"""The features of a target's instruction set, as data: kernels require features, never an architecture's number."""
 
 from collections.abc import Callable
 from functools import cache
@@ -7,9 +7,9 @@ from typing import Final, Literal, get_args
 from fp8core.problem import Target
 
 Feature = Literal["fp8_mma", "wgmma", "tcgen05", "mxfp8", "tma", "clusters", "pdl"]
-"""fp8_mma: FP8 matrix instructions of a warp or wavefront in hardware (mma.sync, MFMA, WMMA); wgmma, tcgen05: those of
-sm_90 and of sm_100; mxfp8: matrix instructions that apply 1x32 ue8m0 scales; tma: bulk tensor copies; clusters: thread
-block clusters with distributed shared memory; pdl: programmatic dependent launch."""
+"""fp8_mma: FP8 matrix instructions of a warp or wavefront in hardware (mma.sync, MFMA, WMMA); wgmma and tcgen05: the
+matrix instructions of sm_90 and of sm_100; mxfp8: matrix instructions that apply 1x32 ue8m0 scales; tma: bulk tensor
+copies; clusters: thread block clusters with distributed shared memory; pdl: programmatic dependent launch."""
 
 HARDWARE: Final[dict[Feature, str]] = {
     "fp8_mma": "sm_89, sm_120 and later, gfx942, gfx950, gfx1200, gfx1201",
@@ -20,7 +20,7 @@ HARDWARE: Final[dict[Feature, str]] = {
     "clusters": "sm_90 and later",
     "pdl": "sm_90 and later",
 }
-"""Where each one is found, as a refusal says it."""
+"""The architectures with each feature, in the words of a refusal."""
 CUDA: Final[dict[Feature, Callable[[int], bool]]] = {
     "fp8_mma": lambda arch: arch == 89 or arch >= 120,
     "wgmma": lambda arch: arch == 90,
@@ -30,14 +30,15 @@ CUDA: Final[dict[Feature, Callable[[int], bool]]] = {
     "clusters": lambda arch: arch >= 90,
     "pdl": lambda arch: arch >= 90,
 }
-"""By compute capability. (sm_90 and sm_100 take FP8 mma.sync apart into instructions of 16 bits.)"""
+"""Whether a compute capability has each feature. (On sm_90 and sm_100, FP8 mma.sync is compiled to 16-bit
+instructions.)"""
 HIP: Final[dict[int, frozenset[Feature]]] = {
     0x942: frozenset({"fp8_mma"}),
     0x950: frozenset({"fp8_mma", "mxfp8"}),
     0x1200: frozenset({"fp8_mma"}),
     0x1201: frozenset({"fp8_mma"}),
 }
-"""By architecture; others have none."""
+"""The features of each architecture; all others have none."""
 
 
 @cache

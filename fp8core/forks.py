@@ -1,4 +1,4 @@
-"""Locks that survive a fork: its child has one thread, and none that could release what others of the parent held."""
+"""Locks that can be used after a fork: the child has only one thread, so nobody could release other threads' locks."""
 
 import os
 from threading import RLock
@@ -7,8 +7,9 @@ from threading import RLock
 class ForkSafeLock:
     """A re-entrant lock that is free again in the child of a fork: ``with lock.held: ...``.
 
-    A collection of garbage within may come back to it, in the same thread. What enters ``with`` is the RLock and not
-    this class: Ctrl-C may end a method written in Python after it has taken a lock and before it returns.
+    It is re-entrant because garbage collection may run code in the same thread that takes it again. ``with`` enters
+    the RLock and not this class: Ctrl-C could interrupt an ``__enter__`` written in Python after it has taken the lock
+    and before it returns.
     """
 
     __slots__ = ("held",)

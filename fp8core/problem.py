@@ -1,7 +1,7 @@
 """Problems as plain values: hashable, printable, comparable, made without a device.
 
-A problem is a named tuple, so that a table's dictionary of plans can be looked up with the plain tuple
-of its fields, which costs half as much to build; `Table.plan` turns it into the named one on a miss.
+A problem is a named tuple. So a table's dictionary of plans can be looked up with the plain tuple of its fields, which
+takes half the time to build; `Table.plan` turns it into the named tuple on a miss.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -15,13 +15,13 @@ Activation = Literal["", "gelu", "gelu_tanh", "silu"]
 
 
 class Format(NamedTuple):
-    """What has to be known of a floating point format of eight bits."""
+    """The properties of an 8-bit floating-point format."""
 
     name: str
     largest: float
     """The largest finite number of the format."""
     maximum: float
-    """The quantization maximum: 224 for e4m3fnuz, as every serving stack on MI300 has it."""
+    """The quantization maximum: 224 for e4m3fnuz, as in all serving stacks on MI300."""
     mantissa: int
     bias: int
     fnuz: bool
@@ -39,7 +39,7 @@ FORMATS: Final[dict[str, Format]] = {
     )
 }
 HIGH_PRECISION: Final = ("float32", "float16", "bfloat16")
-"""The formats that values are quantized from and given back in."""
+"""The dtypes of inputs that are quantized, and of results in high precision."""
 
 ITEMSIZE: Final[dict[str, int]] = {
     **dict.fromkeys(FORMATS, 1),
@@ -52,7 +52,7 @@ ITEMSIZE: Final[dict[str, int]] = {
 
 
 class GroupShape(NamedTuple):
-    """The block of elements that shares one scale; -1 spans the whole axis. A plain pair does as well.
+    """The (rows, columns) of elements that share one scale; -1 spans the whole axis. A plain pair works as well.
 
     PER_TENSOR is (-1, -1), PER_TOKEN and PER_CHANNEL (1, -1), GROUP_128 (1, 128) and BLOCK_128 (128, 128).
 
@@ -81,9 +81,9 @@ class GroupShape(NamedTuple):
 PER_TENSOR: Final = GroupShape(-1, -1)
 PER_TOKEN: Final = GroupShape(1, -1)
 PER_CHANNEL: Final = PER_TOKEN
-"""One scale per row: of a weight stored ``[n, k]`` a row is an output channel."""
+"""One scale per row: in a weight stored as ``[n, k]``, a row is an output channel."""
 BLOCK: Final = 128
-"""What products know of groups and blocks: this many elements of k, or this many squared."""
+"""The group size of products: groups have this many elements of k, blocks this many rows and columns."""
 GROUP_128: Final = GroupShape(1, BLOCK)
 BLOCK_128: Final = GroupShape(BLOCK, BLOCK)
 
@@ -105,11 +105,11 @@ class Target(NamedTuple):
     arch: int
     """90 for sm_90, 942 for gfx942 (hexadecimal digits as in 0x90a for gfx90a), 0 on the host."""
     device: int
-    """The ordinal of the device; `ABSENT` of one that is not in this machine."""
+    """The ordinal of the device; `ABSENT` for a device that is not in this machine."""
     multiprocessors: int
     warp: int
     shared_bytes: int
-    """The most shared memory that a block can ask for."""
+    """The most shared memory of a block, in bytes."""
 
     def __str__(self) -> str:
         name = {"cuda": f"sm_{self.arch}", "hip": f"gfx{self.arch:x}", "host": "host"}[self.platform]
@@ -117,7 +117,7 @@ class Target(NamedTuple):
 
 
 def native_e4m3(target: Target) -> Fp8Name:
-    """Return the E4M3 that a device multiplies: fnuz on MI300 (gfx942), OCP's elsewhere."""
+    """Return the E4M3 format that a device multiplies: fnuz on MI300 (gfx942), OCP's on all others."""
     return "float8_e4m3fnuz" if target.platform == "hip" and target.arch == 0x942 else "float8_e4m3fn"
 
 
@@ -136,7 +136,7 @@ class Quantize(NamedTuple):
     scale_layout: ScaleLayout
     cols: int
     alignment: int
-    """The largest power of two up to 16 that divides the addresses of the rows of x and, up to 8, of data."""
+    """The largest power of two, up to 16, that divides the addresses of the rows of x and, up to 8, those of data."""
 
 
 class Dequantize(NamedTuple):
@@ -149,7 +149,8 @@ class Dequantize(NamedTuple):
     scale_format: ScaleFormat
     cols: int
     alignment: int
-    """The largest power of two up to 16 that divides the addresses of the rows of out; those of q divide alike."""
+    """The largest power of two, up to 16, that divides the addresses of the rows of out; rows of q are aligned to as
+    many elements."""
 
 
 class NormQuantize(NamedTuple):
@@ -170,7 +171,7 @@ class NormQuantize(NamedTuple):
 
 
 class SiluQuantize(NamedTuple):
-    """``quantize(silu(gate) * up)`` of ``x = [gate, up]`` in one launch; cols counts the result's."""
+    """``quantize(silu(gate) * up)`` of ``x = [gate, up]`` in one launch; cols are those of the result."""
 
     target: Target
     x: str
@@ -185,7 +186,7 @@ class SiluQuantize(NamedTuple):
 
 
 class Requantize(NamedTuple):
-    """A weight of ``shards`` fused shards, re-expressed at the largest of their scales."""
+    """A weight of ``shards`` fused shards, requantized to the largest of their scales."""
 
     target: Target
     dtype: str
@@ -195,7 +196,7 @@ class Requantize(NamedTuple):
 
 
 class Normalize(NamedTuple):
-    """The same real values in the other E4M3: ``dtype`` is the format that comes in."""
+    """A weight converted to the other E4M3 with the same real values; ``dtype`` is the input's format."""
 
     target: Target
     dtype: str
@@ -203,13 +204,13 @@ class Normalize(NamedTuple):
 
 
 class AllClose(NamedTuple):
-    """Whether all scales of an array equal the first, for any number of them."""
+    """A test whether all scales of an array equal the first, for any number of scales."""
 
     target: Target
 
 
 class Expand(NamedTuple):
-    """One scale a shard, written once a row."""
+    """One scale per shard, written once per row."""
 
     target: Target
     shards: int
@@ -233,11 +234,11 @@ class ScaledMm(NamedTuple):
     scale_b: Granularity
     """"tensor", "row" (one per output channel), "group" (1x128) or "block" (128x128)."""
     scale_a_strides: tuple[int, int]
-    """Of the scale as a matrix over (m, k blocks), in elements; 0 where it is broadcast."""
+    """The strides of the scale as a matrix over (m, k blocks), in elements; 0 along a broadcast axis."""
     scale_b_strides: tuple[int, int]
-    """Of the scale as a matrix over (n or n blocks, k blocks)."""
+    """The strides of the scale as a matrix over (n or n blocks, k blocks), in elements; 0 along a broadcast axis."""
     bias: str
-    """The bias's dtype, or "" without one."""
+    """The dtype of the bias, or "" without a bias."""
     out_scale: bool
     amax: bool
     use_fast_accum: bool
@@ -246,21 +247,22 @@ class ScaledMm(NamedTuple):
     ldb: int
     ldo: int
     alignment: int
-    """The largest power of two up to 16 that divides the addresses of a, b and out."""
+    """The largest power of two, up to 16, that divides the addresses of the rows of a, b and out."""
     vectors_alignment: int = 16
-    """The same of the addresses of scale_a, scale_b, bias and amax."""
+    """The same for the addresses of scale_a, scale_b, bias and amax."""
     prefetch_weight: bool = False
-    """b, scale_b and bias may be read before `griddepcontrol.wait` (PDL): what wrote them had ended before the kernel
-    that precedes on the stream began."""
+    """b, scale_b and bias may be read before `griddepcontrol.wait` (PDL): the kernels that wrote them had ended before
+    the preceding kernel on the stream began."""
     scale_dtype: str = "float32"
-    """Of scale_a and scale_b."""
+    """The dtype of scale_a and scale_b."""
     codes_alignment: int = 1
-    """As `alignment`, of a and b and their rows alone; what `alignment` says holds for them, too."""
+    """Like `alignment`, but only for a, b and their rows; `alignment` holds for them, too, so the larger one counts."""
     out_alignment: int = 1
-    """As `alignment`, in bytes, of out and its rows alone; what `alignment` says holds for it, too."""
+    """Like `alignment`, in bytes, but only for out and its rows; `alignment` holds for them, too, so the larger one
+    counts."""
     activation: Activation = ""
     beta: float = 0.0
-    """What out holds before is multiplied by this and added; 0 leaves it unread."""
+    """The factor of the values of out before the call, which are added; with 0 they are not read."""
 
 
 class Linear(NamedTuple):
@@ -268,8 +270,8 @@ class Linear(NamedTuple):
 
     quantize: Quantize
     product: ScaledMm
-    """Of the codes and the scales that the quantization gives."""
+    """The product of the quantized codes and scales with the weight."""
     x_stride: int
-    """From row to row of x, in elements."""
+    """The elements from row to row of x."""
     scale_ub: float | None
-    """An upper bound of amax per token, infinite where there is none; None where it is in an array."""
+    """The upper bound of amax per token, infinite if there is none; None if it is an array."""

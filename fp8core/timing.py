@@ -1,4 +1,4 @@
-"""The time of launches on a GPU: synthetic operands, weights that come from memory, graphs in random turns."""
+"""Times launches on a GPU: with synthetic operands, cold weights, and graphs that run in random order."""
 
 import ctypes
 import logging
@@ -15,24 +15,24 @@ from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import capture, device, hip_graphs
 
 COLD_BYTES: Final = 192 << 20
-"""Weights rotate over this much, so that none of them stays in L2 (50 MB on an H200)."""
+"""The total size of the weights that calls take in turn, so that none stays in L2 (50 MB on an H200)."""
 INFINITY_CACHE_COLD_BYTES: Final = 768 << 20
-"""The same on MI300 and MI350 (gfx94x, gfx95x), whose Infinity Cache has 256 MB."""
+"""The same for MI300 and MI350 (gfx94x, gfx95x), whose Infinity Cache has 256 MB."""
 MOST_WEIGHTS: Final = 64
-"""So many at most where `COLD_BYTES` are enough, and more in the same proportion."""
+"""The most weights for `COLD_BYTES`; for more bytes, more weights in proportion."""
 CALLS: Final = 8
-"""A graph holds at least as many calls."""
+"""The least number of calls in a graph."""
 TURNS: Final = 9
 WARM_UP: Final = 2
 STRETCH_MS: Final = 1.0
-"""A timed stretch lasts at least this long."""
+"""The least duration of a timed stretch, in milliseconds."""
 HOPELESS: Final = 4.0
 LAUNCH_MS: Final = 0.03
 
 _LOG: Final = logging.getLogger("fp8core")
 _PATTERN_BYTES: Final = 1 << 20
 _FINITE: Final = bytes(0 if code & 0xBF == 0x80 else code & 0xBF for code in range(256))
-"""Makes of any byte a code of magnitude below 2, in each of the FP8 formats."""
+"""Maps any byte to a code with a magnitude below 2 in every FP8 format."""
 
 Run = Callable[[], object]
 K = TypeVar("K", bound=Hashable)
@@ -41,15 +41,16 @@ K = TypeVar("K", bound=Hashable)
 def interleaved(
     runs: Mapping[K, Run], elapsed: Callable[[Run, int], float], turns: int = TURNS, stretch_ms: float = STRETCH_MS
 ) -> dict[K, list[float]]:
-    """Return the milliseconds of each run in each turn; every turn takes the runs in another order.
+    """Return the milliseconds of each run in each turn; every turn makes the runs in another random order.
 
-    What drifts, drifts for all, and what one run does to the clock does not always hit the same other.
+    So drift affects all runs alike, and the effect of one run on the GPU's clock does not always hit the same other
+    run.
 
     Args:
-        runs: what is timed, by name.
-        elapsed: the milliseconds of a run, made so many times in a row.
-        turns: timed ones; `WARM_UP` others go before, which tell how many runs last ``stretch_ms``.
-        stretch_ms: how long a timed stretch lasts at least.
+        runs: the runs to time, by name.
+        elapsed: returns the milliseconds per run of a number of runs in a row.
+        turns: the number of timed turns; `WARM_UP` turns before them find how many runs take ``stretch_ms``.
+        stretch_ms: the least duration of a timed stretch.
     """
     repeats = dict.fromkeys(runs, 1)
     found: dict[K, list[float]] = {name: [] for name in runs}
@@ -66,19 +67,19 @@ def interleaved(
 
 
 def cold_bytes(target: Target) -> int:
-    """Return how many bytes of weights to rotate over on a device, so that each one comes from memory."""
+    """Return the total bytes of weights to take in turn on a device, so that each is read from memory."""
     infinity_cache = target.platform == "hip" and target.arch >> 4 in (0x94, 0x95)
     return INFINITY_CACHE_COLD_BYTES if infinity_cache else COLD_BYTES
 
 
 def copies_of(target: Target, weight_bytes: int) -> int:
-    """Return how many weights of a size to rotate over on a device; of small ones fewer than would be cold."""
+    """Return the number of weights of a size to take in turn on a device; it is limited, so small ones stay in L2."""
     cold = cold_bytes(target)
     return max(2, min(MOST_WEIGHTS * cold // COLD_BYTES, -(-cold // weight_bytes)))
 
 
 class Operands:
-    """Device memory for a problem: random codes, scales of one, and as many weights as keep them cold."""
+    """Device memory for a problem: random codes, scales of 1, and enough weights to keep them cold."""
 
     def __init__(self, p: ScaledMm, scratch_bytes: int) -> None:
         codes = random.Random(0).randbytes(_PATTERN_BYTES).translate(_FINITE)
@@ -112,9 +113,9 @@ class Operands:
         )
 
     def _area(self, nbytes: int, pattern: bytes, offset: int) -> int:
-        """Return the address of new memory that repeats a pattern, if there is one: ``offset`` off a multiple of 256.
+        """Return the address of new memory, ``offset`` bytes after a multiple of 256, filled with a repeated pattern.
 
-        It comes from the driver and goes back to it, not to a pool.
+        With an empty pattern it is uninitialized. It is allocated by the driver, not from a pool.
         """
         memory = device.cupy().cuda.Memory(nbytes + 256)
         self._memory.append(memory)
@@ -131,12 +132,12 @@ class Operands:
         return start
 
     def run(self, launch: Matmul, stream: int, weight: int) -> None:
-        """Launch a product of the weight at an address."""
+        """Launch a product with the weight at an address."""
         launch(stream, self._a, weight, *self._vectors, *self._results)
 
 
 class Stopwatch:
-    """A stream of its own on CuPy's current device, and a pair of events that time what runs on it."""
+    """A new stream on CuPy's current device, and a pair of events that time work on it."""
 
     def __init__(self) -> None:
         cuda = device.cupy().cuda
@@ -144,7 +145,7 @@ class Stopwatch:
         self._begin, self._end = cuda.Event(), cuda.Event()
 
     def elapsed(self, run: Run, rounds: int = 1) -> float:
-        """Return the milliseconds of a run, made so many times in a row."""
+        """Return the milliseconds per run of ``rounds`` runs in a row."""
         self._begin.record(self.stream)
         for _ in range(rounds):
             run()
@@ -154,37 +155,38 @@ class Stopwatch:
 
 
 class Sampling(NamedTuple):
-    """How closely launches are timed."""
+    """The effort spent on timing launches."""
 
     turns: int = TURNS
     stretch_ms: float = STRETCH_MS
     span_us: float = 0.0
-    """The calls of a graph last about so long, where `CALLS` of them are shorter."""
+    """The duration to fill with calls of a graph, if `CALLS` of them take less."""
     hopeless: float = HOPELESS
-    """A launch that takes this many times the least, and longer than its way through the host, is not timed closer."""
+    """Launches slower than this factor times the larger of the fastest launch and `LAUNCH_MS` are not timed in
+    turns."""
 
 
 def times(p: ScaledMm, launches: Sequence[Matmul]) -> list[float]:
-    """Return the microseconds that each launch of ``p`` takes, infinite for one that fails or is far behind."""
+    """Return the median microseconds of each launch of ``p``; infinite for one that fails or is far slower."""
     return [median(taken) if taken else float("inf") for taken in samples(p, launches)]
 
 
 def samples(p: ScaledMm, launches: Sequence[Matmul], how: Sampling | None = None) -> list[list[float]]:
-    """Return the microseconds that each launch of ``p`` takes in each turn; no turn of one that fails or is far behind.
+    """Return the microseconds of each launch of ``p`` in each turn; an empty list for one that fails or is far slower.
 
-    Weights come from memory, what else is read most likely from L2.
+    Weights are read from memory, and everything else most likely from L2.
     """
     how = how or Sampling()
     with device.on(p.target.device):
         operands = Operands(p, max(launch.scratch_bytes for launch in launches))
-        device.cupy().cuda.runtime.deviceSynchronize()  # what fills them is on another stream
+        device.cupy().cuda.runtime.deviceSynchronize()  # they are filled on another stream
         watch = Stopwatch()
         first: dict[int, float] = {}
         for i, launch in enumerate(launches):
             once = partial(operands.run, launch, watch.stream.ptr, operands.weights[0])
             try:
                 once()
-            except BackendError:  # what a library offers it may still refuse to run
+            except BackendError:  # a library may refuse to run an algorithm that it offers
                 continue
             first[i] = min(watch.elapsed(once) for _ in range(2))
         least = min(first.values(), default=0.0)
@@ -196,13 +198,13 @@ def samples(p: ScaledMm, launches: Sequence[Matmul], how: Sampling | None = None
 
 
 def calls_of(operands: Operands, wanted: float = 0.0) -> int:
-    """Return how many calls a graph holds, at least `CALLS`: each weight as often as the others."""
+    """Return the number of calls in a graph, at least `CALLS`; a multiple of the number of weights."""
     copies = len(operands.weights)
     return max(-(-CALLS // copies), round(wanted / copies)) * copies
 
 
 def recorded(operands: Operands, launch: Matmul, stream: Any, number: int) -> Run:
-    """Return a run of a graph of so many calls, each with the next weight."""
+    """Return a run of a graph of ``number`` calls, each with the next weight."""
 
     def calls() -> None:
         for i in range(number):
@@ -212,10 +214,10 @@ def recorded(operands: Operands, launch: Matmul, stream: Any, number: int) -> Ru
 
 
 def graph_of(stream: Any, calls: Run) -> Run:
-    """Return a run of a graph of what ``calls`` launches on a CuPy stream.
+    """Return a run of a graph of the launches that ``calls`` makes on a CuPy stream.
 
-    On ROCm, for which CuPy has no graphs, it is one of the driver's. Where that does not record them, as a library may
-    not, it is the calls themselves: then times of short ones hold the host's share.
+    CuPy has no graphs on ROCm, so there the driver's are used. If the driver cannot record the calls (some library
+    calls cannot be captured), the run is ``calls`` itself, and times of short calls include host time.
     """
     if device.platform() == "hip":
         try:
@@ -227,6 +229,6 @@ def graph_of(stream: Any, calls: Run) -> Run:
 
 
 def captured(stream: Any, calls: Run) -> Any:
-    """Return the graph of what ``calls`` launches on a CuPy stream, which is no longer captured whatever happens."""
+    """Return the graph of the launches that ``calls`` makes on a CuPy stream; the capture ends even if they fail."""
     stream.begin_capture()
     return capture.record(calls, stream.end_capture, device.cupy().cuda.runtime.CUDARuntimeError)

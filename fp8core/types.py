@@ -1,7 +1,7 @@
-"""Types of arguments, for checkers and readers: nothing here is looked at when a call is made.
+"""Types of arguments, for type checkers and readers; calls do not use them.
 
-The keyword arguments that several functions share are declared once, as the `TypedDict` classes below; docstrings of
-the functions say what they mean.
+Keyword arguments that several functions share are declared once, in the `TypedDict` classes below. The docstrings of
+the functions explain them.
 """
 
 from typing import TYPE_CHECKING, Any, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar
@@ -42,14 +42,14 @@ class Array(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The extents."""
+        """The extent of each axis."""
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a capsule; ``__dlpack_device__``, which belongs to it, is not in JAX's stubs."""
+        """Return a capsule. JAX's stubs lack ``__dlpack_device__``, the protocol's other method."""
 
 
 class CupyArray(Array, Protocol):
-    """An array of CuPy, which has no FP8 dtype: FP8 data comes as a `Float8Array`."""
+    """An array of CuPy, which has no FP8 dtype: FP8 results are `Float8Array`."""
 
     @property
     def __cuda_array_interface__(self) -> Any:
@@ -60,7 +60,7 @@ class CupyArray(Array, Protocol):
 
 
 class Untyped(Protocol):
-    """What only an argument of unknown type matches, as CuPy's arrays are: checkers then take the result as `Any`."""
+    """Matches only arguments of unknown type, as CuPy's arrays are to checkers, which then infer `Any` as result."""
 
     _of_unknown_type: Never
 
@@ -77,9 +77,9 @@ ArrayT = TypeVar("ArrayT", bound=Array)
 """The array type of a framework that has one type for arrays of all dtypes: torch, JAX."""
 CupyT = TypeVar("CupyT", bound=CupyArray)
 DataT_co = TypeVar("DataT_co", covariant=True)
-"""Of FP8 data."""
+"""The type of FP8 data."""
 ArrayT_co = TypeVar("ArrayT_co", covariant=True)
-"""Of all other arrays of the framework."""
+"""The type of all other arrays of the framework."""
 
 Scale: TypeAlias = Array | Number
 """An array of scales, or one number."""
@@ -87,7 +87,7 @@ Scale: TypeAlias = Array | Number
 WideName = Literal["float32", "float16", "bfloat16"]
 ActivationName = Literal["gelu", "gelu_tanh", "silu"]
 SchemeName = Literal["channel", "tensor", "block", "static", "mxfp8"]
-"""How a checkpoint can be quantized."""
+"""The schemes by which a checkpoint can be quantized."""
 ConversionName = Literal[
     "bf16",
     "channel",
@@ -100,7 +100,7 @@ ConversionName = Literal[
     "modelopt-mxfp8",
     "comfyui",
 ]
-"""What an FP8 checkpoint can be converted to."""
+"""The formats that an FP8 checkpoint can be converted to."""
 
 
 class _DTypeObject(Protocol):
@@ -134,13 +134,13 @@ Stream: TypeAlias = int | _CudaStream | _CupyStream | _TorchStream
 
 
 class StreamKeyword(TypedDict, total=False):
-    """Of every function."""
+    """Keyword arguments of all functions."""
 
     stream: Stream | None
 
 
 class ScalingKeywords(StreamKeyword, total=False):
-    """Of every function that quantizes."""
+    """Keyword arguments of all functions that quantize."""
 
     dtype: Fp8DType
     group_shape: tuple[int, int]
@@ -153,25 +153,25 @@ class ScalingKeywords(StreamKeyword, total=False):
 
 
 class QuantizeKeywords(ScalingKeywords, total=False):
-    """Of `fp8core.quantize`."""
+    """Keyword arguments of `fp8core.quantize`."""
 
     rows_padded: int | None
 
 
 class SiluKeywords(ScalingKeywords, total=False):
-    """Of `fp8core.silu_and_mul_quant`."""
+    """Keyword arguments of `fp8core.silu_and_mul_quant`."""
 
     round_intermediate: bool
 
 
 class NormKeywords(SiluKeywords, total=False):
-    """Of `fp8core.rms_norm_quant`."""
+    """Keyword arguments of `fp8core.rms_norm_quant`."""
 
     residual: Array | None
 
 
 class DequantizeKeywords(StreamKeyword, total=False):
-    """Of `fp8core.dequantize`."""
+    """Keyword arguments of `fp8core.dequantize`."""
 
     group_shape: tuple[int, int] | None
     dtype: WideDType
@@ -179,13 +179,13 @@ class DequantizeKeywords(StreamKeyword, total=False):
 
 
 class CallKeywords(StreamKeyword, total=False):
-    """Of the call of an `fp8core.Fp8Linear`, and of functions of weights."""
+    """Keyword arguments of calls of an `fp8core.Fp8Linear`, and of functions on weights."""
 
     out: Array | None
 
 
 class SharedProductKeywords(CallKeywords, total=False):
-    """Of every function with a product."""
+    """Keyword arguments of all functions with a product."""
 
     bias: Array | None
     activation: ActivationName | None
@@ -194,7 +194,7 @@ class SharedProductKeywords(CallKeywords, total=False):
 
 
 class ProductKeywords(SharedProductKeywords, total=False):
-    """Of `fp8core.scaled_mm` and `fp8core.scaled_mm_nt`."""
+    """Keyword arguments of `fp8core.scaled_mm` and `fp8core.scaled_mm_nt`."""
 
     out_dtype: DType
     out_scale: Scale | None
@@ -203,7 +203,7 @@ class ProductKeywords(SharedProductKeywords, total=False):
 
 
 class LinearKeywords(SharedProductKeywords, total=False):
-    """Of `fp8core.linear`."""
+    """Keyword arguments of `fp8core.linear`."""
 
     input_scale: Scale | None
     group_shape: tuple[int, int]

@@ -1,4 +1,4 @@
-// The platform ops that convert 16-bit floats and FP8, for HIP. cuda_src/conversions.cuh says what each does.
+// The platform ops that convert 16-bit floats and FP8, for HIP. cuda_src/conversions.cuh documents them.
 #pragma once
 
 // ---- 16-bit floats as bits ---------------------------------------------------------------------------
@@ -33,7 +33,7 @@ DEVICE unsigned hardware_round_pair(float, float) {
 
 // ---- FP8 by instructions -----------------------------------------------------------------------------
 
-// The instructions overflow to NaN or Inf and keep a NaN's sign: saturate before, replace NaN after.
+// The instructions overflow to NaN or Inf and keep a NaN's sign: clamp before them, and replace NaN after them.
 template <int format>
 DEVICE unsigned short hardware_encode_pair(float lo, float hi) {
     unsigned codes = 0;

@@ -1,7 +1,7 @@
-// The platform ops that kernels are written in, for HIP. cuda_src/platform.cuh says what each does.
+// The platform ops that kernels are written in, for HIP. cuda_src/platform.cuh documents them.
 //
-// Only clang's builtins are used: neither the HIP headers nor the device libraries are needed. Kernels are compiled
-// with -fgpu-flush-denormals-to-zero, so here the *_exact ops keep subnormal numbers nowhere.
+// They use only clang's builtins: neither the HIP headers nor the device libraries are needed. Kernels are compiled
+// with -fgpu-flush-denormals-to-zero, so here even the *_exact ops flush subnormal numbers.
 #pragma once
 
 #define WARP FP8CORE_WARP
@@ -71,7 +71,7 @@ DEVICE float multiply_flushing(float x, float y) { return x * y; }
 DEVICE float fma_flushing(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 DEVICE float exp2_fast(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float exponential(float x) {
-    const float power = x * 0x1.715476p+0f;  // log2(e), and what fp32 leaves of it
+    const float power = x * 0x1.715476p+0f;  // log2(e); `rest` adds what fp32 cuts off
     const float rest = fma_exact(x, 0x1.4ae0cp-26f, fma_exact(x, 0x1.715476p+0f, -power));
     return exp2_fast(power) * fma_exact(rest, 0x1.62e43p-1f, 1.0f);
 }

@@ -102,6 +102,20 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     return [] if config.option.order == "file" else [f"order: {config.option.order}"]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Let a worker of ``-n`` that has nothing left take tests from another one's queue.
+
+    By itself ``-n`` hands out up to a quarter of the tests that are left, for good: hundreds of them could wait behind
+    the kernels that one worker compiles, while another one has nothing to do.
+    """
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     there = gpus()

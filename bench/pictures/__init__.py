@@ -1,1 +1,1 @@
-"""The pictures of results, a module a kind; `bench.plot` draws them."""
+"""The plots of results, with a module for each kind; `bench.plot` draws them."""

@@ -1,4 +1,4 @@
-"""The error of products by k: a line for each kernel, with fast accumulation and without."""
+"""Plots the error of products by k, with a line for each kernel, with and without fast accumulation."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,14 +15,14 @@ LINES: Final = (
     (LIBRARY, False, ":", style.COLOURS[LIBRARY], "cuBLASLt, use_fast_accum=False"),
     (BLOCK, False, ":", "#56B4E9", "fp8core, m = 512, use_fast_accum=False"),
 )
-"""Kernel, use_fast_accum, how the line is drawn and in which colour, and what it is called."""
+"""Kernel, use_fast_accum, line style, colour and label of each line."""
 MODES: Final = {"tensor": "one scale each", "row": "per token x per channel"}
 BOUND: Final = 4e-3
-"""A line to read the errors by."""
+"""A reference line."""
 
 
 def points(records: Sequence[Record], mode: str, kernel: str, fast: bool) -> list[tuple[int, float]]:
-    """Return k and the error of a kernel on random data with bfloat16 results, at the most rows that it was run for."""
+    """Return k and the error of a kernel on random data with bfloat16 results, at its largest measured m."""
     found = [
         r
         for r in records
@@ -33,7 +33,7 @@ def points(records: Sequence[Record], mode: str, kernel: str, fast: bool) -> lis
 
 
 def draw(found: Results, folder: Path) -> Path:
-    """Draw the errors, a panel for each mode of scales that the library sums in one chain."""
+    """Draw the errors, with a panel for each mode of scales for which the library accumulates in one chain."""
     from matplotlib import pyplot as plt
     from matplotlib.ticker import FuncFormatter
 
@@ -47,7 +47,7 @@ def draw(found: Results, folder: Path) -> Path:
             line = points(found.accuracy, mode, kernel, fast)
             if line:
                 ks, errors = zip(*line, strict=True)
-                width = 4 if kernel == LIBRARY else 1.5  # of lines that lie on each other
+                width = 4 if kernel == LIBRARY else 1.5  # so that lines on top of each other are visible
                 dots: dict[str, Any] = {"color": colour, "marker": "o", "markersize": 3, "linewidth": width}
                 axes.plot(ks, [1e3 * e for e in errors], drawn, label=label, **dots)
         axes.minorticks_off()

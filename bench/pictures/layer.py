@@ -1,4 +1,4 @@
-"""The linear path of decoder layers: time as a multiple of the floor by rows, a panel a model."""
+"""Plots the time of decoder layers' linear paths as a multiple of the floor, by rows, with a panel for each model."""
 
 from pathlib import Path
 from typing import Final
@@ -14,18 +14,18 @@ COLOURS: Final = {
     "torch": style.COLOURS["torch"],
 }
 ACROSS: Final = 2
-"""Panels beside each other."""
+"""The number of panels side by side."""
 MOST: Final = 3.0
-"""Multiples of the floor that are drawn, at most."""
+"""The largest multiple of the floor that is drawn; longer times are cut off."""
 
 
 def timed(found: Results) -> list[Record]:
-    """Return the records that are drawn, from few rows to many."""
+    """Return the records to draw, sorted by rows."""
     return sorted((r for r in found.layer if r.get("us")), key=lambda r: r["m"])
 
 
 def draw(found: Results, folder: Path) -> Path:
-    """Draw the time of layers by rows, beside the sum of their launches' floors."""
+    """Draw the time of layers by rows, relative to the sum of their launches' floors."""
     from matplotlib import pyplot as plt
 
     records = timed(found)

@@ -1,4 +1,4 @@
-"""Products: time above the floor by shape, and time by rows from one kernel to the next."""
+"""Plots products: the time above the floor by shape, and the time by rows across the change of kernels."""
 
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -12,13 +12,13 @@ from bench.pictures import style
 from bench.results import Record, Results
 
 MOST_ROWS: Final = 256
-"""Of products by their rows."""
+"""The largest number of rows in the plot of time by rows."""
 PANELS: Final = (1, 16, 64)
-"""The numbers of rows that bars are drawn for."""
+"""The numbers of rows for which bars are drawn."""
 
 
 def _bars(axes: Any, records: Sequence[Record], m: int, mode: str, limit: float) -> None:
-    """Draw the time above the floor of each shape, three bars each, cut at ``limit``."""
+    """Draw the time above the floor of each shape as three bars, cut off at ``limit``."""
     sides: tuple[tuple[str, Callable[[Record], float | None]], ...] = (
         (DECODE, lambda r: claims.above(r, DECODE)),
         (LIBRARY, lambda r: claims.above(r, LIBRARY)),
@@ -51,13 +51,13 @@ def _bars(axes: Any, records: Sequence[Record], m: int, mode: str, limit: float)
 
 
 def few(found: Results) -> list[Record]:
-    """Return the records that bars are drawn of, from the least weight to the largest."""
+    """Return the records for which bars are drawn, sorted by the size of the weight."""
     drawn = [r for r in found.decode if r["m"] in PANELS and results.us(r, DECODE) is not None]
     return sorted(drawn, key=lambda r: (r["n"] * r["k"], r["n"]))
 
 
 def draw(found: Results, folder: Path, mode: str) -> Path:
-    """Draw the products of few rows, a panel a number of rows."""
+    """Draw the products of few rows, with a panel for each number of rows."""
     from matplotlib import pyplot as plt
 
     records = [r for r in few(found) if r["mode"] == mode]
@@ -92,7 +92,7 @@ def draw(found: Results, folder: Path, mode: str) -> Path:
 
 
 def crossings(found: Results, least: int = 4) -> list[tuple[str, Sequence[Record]]]:
-    """Return the modes and shapes that were measured at many numbers of rows up to 256, of the most first."""
+    """Return up to four modes and shapes that were measured at the most numbers of rows up to 256."""
     drawn = [r for r in found.decode if r["m"] <= MOST_ROWS]
     by_shape = sorted(drawn, key=lambda r: (r["mode"] == "block", r["n"] * r["k"], r["mode"], r["n"], r["m"]))
     groups = [list(g) for _, g in groupby(by_shape, key=lambda r: (r["mode"], r["n"], r["k"]))]

@@ -1,4 +1,4 @@
-"""Quantization and the fused producers: bytes a second against bytes, beside the copy."""
+"""Plots quantization and the fused producers: bytes per second by bytes, compared with the copy."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from bench.results import Record, Results
 
 
 def bytes_named(count: float, _: object = None) -> str:
-    """Return a number of bytes as a reader says it."""
+    """Return a number of bytes with a suitable unit."""
     for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:g} {unit}"
@@ -18,7 +18,7 @@ def bytes_named(count: float, _: object = None) -> str:
 
 
 def _roofline(axes: Any, records: Sequence[Record], title: str) -> None:
-    """Draw bytes a second of each variant of one mode."""
+    """Draw the bytes per second of each variant of one mode."""
     from matplotlib.ticker import FuncFormatter
 
     records = sorted(records, key=results.moved)
@@ -55,14 +55,14 @@ def _rooflines(panels: Sequence[tuple[str, Sequence[Record]]], columns: int, fou
 
 
 def quantize(found: Results, folder: Path) -> Path:
-    """Draw quantization, a panel a mode."""
+    """Draw quantization, with a panel for each mode."""
     panels = [(label, [r for r in found.quantize if r["mode"] == mode]) for mode, label in labels.MODES.items()]
     figure = _rooflines([p for p in panels if p[1]], 3, found, claims.quantize(found))
     return style.save(figure, folder / "quantize.png")
 
 
 def fused(found: Results, folder: Path) -> Path:
-    """Draw the fused producers, a panel a kind and mode."""
+    """Draw the fused producers, with a panel for each kind and mode."""
     panels = [
         (
             f"{label}, {labels.MODES.get(mode, mode)}",

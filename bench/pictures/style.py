@@ -1,4 +1,4 @@
-"""What the pictures share: colours, titles, lines and their labels."""
+"""The common style of the plots: colours, titles, lines and their labels."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -23,14 +23,14 @@ COLOURS: Final = {
     "baseline": "#D55E00",
     "floor": "#5A5A5A",
 }
-"""Of Okabe and Ito, which colour-blind readers can tell apart."""
+"""The palette of Okabe and Ito, whose colours colour-blind readers can distinguish."""
 WIDTH: Final = 8.6
-"""Inches, at 150 dots each: as wide as a README shows, twice as fine."""
+"""The width of a figure in inches, at 150 dots per inch: the width of a README, at twice its resolution."""
 LETTERS: Final = 100
-"""How many letters of a title fit beside each other; longer titles are smaller."""
+"""The number of letters in a title of full size; longer titles are smaller."""
 
 LETTER, LINE = 0.025, 0.1
-"""Of a line's name: about how wide a letter is and how high a line, as parts of the axes."""
+"""The approximate width of a letter and height of a line in labels, as fractions of the axes."""
 OURS: Final = ("fp8core", DECODE, LIBRARY)
 STYLE: Final = {
     "font.size": 8.5,
@@ -49,7 +49,7 @@ STYLE: Final = {
 
 
 def title(figure: Any, claim: str, found: Results, records: Iterable[Record], under: str) -> None:
-    """Write what a figure shows, and below it on what and when its records were measured, and how to read it."""
+    """Write a figure's title, and below it the device and date of its records, and how to read the figure."""
     height = figure.get_size_inches()[1]
     size = min(10, 10 * LETTERS / len(claim))
     figure.suptitle(claim, x=0.012, y=1 - 0.08 / height, ha="left", va="top", fontsize=size, weight="bold")
@@ -58,13 +58,13 @@ def title(figure: Any, claim: str, found: Results, records: Iterable[Record], un
 
 
 def save(figure: Any, path: Path) -> Path:
-    """Write a figure to a file, without what differs from version to version."""
+    """Write a figure to a file, without metadata that depends on the version of matplotlib."""
     figure.savefig(path, dpi=150, metadata={"Software": None})
     return path
 
 
 def end_labels(axes: Any, ends: Iterable[tuple[str, float, float]]) -> None:
-    """Write each line's name right of its end (name, x, y), apart from the others, in its colour."""
+    """Write each line's name to the right of its end (name, x, y), in its colour and without overlaps."""
     taken: list[tuple[float, float, float]] = []
     to_axes = axes.transData + axes.transAxes.inverted()
     for name, x, y in sorted(ends, key=lambda end: end[2]):
@@ -87,7 +87,7 @@ def end_labels(axes: Any, ends: Iterable[tuple[str, float, float]]) -> None:
 
 
 def line(axes: Any, points: Sequence[tuple[float, float]], name: str) -> tuple[str, float, float]:
-    """Draw a variant's line and return its end."""
+    """Draw a variant's line, and return its name and end."""
     wide = {"copy": 4.5, **dict.fromkeys(OURS, 2.0)}.get(name, 0.9)
     dot = 0 if name == "copy" else 1.2 + wide
     axes.plot(

@@ -1,12 +1,12 @@
-// The threads that share a row (a team), and their reductions: each warp's words are gathered where all can read them.
+// The threads that share a row (a team), and their reductions, which gather a few words of each warp.
 //
-// A team has BLOCK_THREADS threads a block, BLOCKS blocks, and WORDS warps. `start()` is called first. There are two
-// exchanges: `gather<0>` of `first` words a warp, and `gather<1>` of one. Each returns the first words of all warps, then
-// the second ones, and so on; each is called once in a kernel.
+// A team has BLOCKS blocks of BLOCK_THREADS threads, and WORDS warps. It calls `start()` first. It has two exchanges:
+// `gather<0>` of `first` words per warp, and `gather<1>` of one. Each returns the first words of all warps, then the
+// second words, and so on. A kernel calls each of them once.
 #pragma once
 #include "reduce.cuh"
 
-// Combines COUNT numbers as a tree, whose dependency chain is short.
+// Combines COUNT numbers as a tree, to keep the dependency chain short.
 template <int COUNT, class T, class Combine>
 DEVICE T combined(const T* x, const Combine& combine) {
     if constexpr (COUNT == 1) return x[0];
@@ -19,7 +19,7 @@ DEVICE float warp_sum(float x) {
     return x;
 }
 
-// Up to this many words each thread reads all of them: vector loads are faster than a second round of shuffles.
+// Up to so many words, each thread reads all of them: vector loads are faster than a second round of shuffles.
 constexpr int MOST_READ = 16, MOST_READ_OF_CLUSTER = 32;
 
 template <class Team>
@@ -41,14 +41,14 @@ DEVICE unsigned row_max(Team& team, unsigned x) {
     return warp_max(lane() < Team::WORDS ? words[lane()] : 0u);
 }
 
-// The argument behind `which`, the first one for 0.
+// Returns argument number `which` of those that follow it.
 DEVICE unsigned chosen(unsigned, unsigned x) { return x; }
 template <class... More>
 DEVICE unsigned chosen(unsigned which, unsigned x, More... more) {
     return which == 0 ? x : chosen(which - 1, more...);
 }
 
-// A block.
+// A team of one block.
 template <int threads, int first>
 struct BlockTeam {
     static constexpr int BLOCK_THREADS = threads, BLOCKS = 1, WORDS = threads / WARP;
@@ -66,9 +66,9 @@ struct BlockTeam {
     }
 };
 
-// The blocks of a cluster, consecutive along x. A warp stores its words into every block's shared memory, and each block
-// waits only for its own words. A block that has all of an exchange may end if it is the last one: no store to it is
-// outstanding.
+// A team of the blocks of a cluster, consecutive along x. A warp stores its words into the shared memory of every
+// block, and each block waits only for the words that it receives. A block may exit when it has all words of the last
+// exchange: no store into it is outstanding then.
 template <int threads, int blocks, int first>
 struct ClusterTeam {
     static constexpr int BLOCK_THREADS = threads, BLOCKS = blocks, WARPS = threads / WARP, WORDS = WARPS * blocks,
@@ -76,7 +76,7 @@ struct ClusterTeam {
     static_assert(WORDS <= WARP, "a warp reads the words of all");
     unsigned* words;
     word64* barriers;
-    RemotePlace to;  // of the first exchange
+    RemotePlace to;  // this lane's destination in the first exchange
 
     DEVICE void start() {
         SHARED alignas(16) unsigned memory[(first + 1) * WORDS];

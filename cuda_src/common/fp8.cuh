@@ -1,8 +1,8 @@
-// FP8 conversions: by the platform's instructions where it has them (HARDWARE_FORMAT), by integers elsewhere.
+// FP8 conversions: by the platform's instructions if it has them (HARDWARE_FORMAT), else by integer arithmetic.
 //
-// encode, encode_pair  any fp32 number: saturated at the quantization maximum, rounded to nearest even; a NaN becomes
-//                      the format's; numbers that underflow give 0x80 in fn formats and 0x00 in fnuz.
-// decode, decode_pair  the fp32 number of a code, exactly; the second gives code 0 (the low byte) to lo.
+// encode, encode_pair  take any fp32 number, saturate it at the quantization maximum and round it to nearest even. NaN
+//                      becomes the format's; a negative number that underflows gives 0x80 in fn formats, 0x00 in fnuz.
+// decode, decode_pair  give the fp32 number of a code, exactly; decode_pair stores that of the low byte in lo.
 #pragma once
 
 template <int format>
@@ -16,7 +16,7 @@ struct Format {
                                              : format == E4M3FNUZ ? 0x43600000u
                                                                   : 0x47600000u;
     static constexpr unsigned NOT_A_NUMBER = FNUZ ? 0x80u : 0x7fu;
-    // The distance of the exponent fields of fp32 and of the format.
+    // The difference of the exponent biases of fp32 and of the format.
     static constexpr unsigned REBIAS = 127 - EXPONENT_BIAS;
     static constexpr int SHIFT = 23 - MANTISSA;
     // fp32 whose last bit is the format's smallest number: adding it rounds a subnormal result to nearest even.
@@ -78,7 +78,7 @@ DEVICE float decode(byte code) {
     return lo;
 }
 
-// IEEE half precision; a NaN becomes a quiet one of its sign.
+// IEEE half precision. A NaN becomes a quiet NaN of the same sign.
 DEVICE float half_to_float(unsigned short half) {
     if constexpr (HARDWARE_HALF) return hardware_half_to_float(half);
     const unsigned absolute = half & 0x7fffu, magic = 126u << 23;  // 0.5, whose last bit is the smallest half
@@ -96,7 +96,7 @@ DEVICE unsigned short float_to_half(float x) {
     return static_cast<unsigned short>((absolute > 0x7f800000u ? 0x7e00u : number) | (bits >> 16 & 0x8000u));
 }
 
-// An element of an input tensor, widened.
+// Loads an element of an input tensor as fp32.
 template <int input>
 DEVICE float load_element(const void* tensor, long long index) {
     if constexpr (input == FLOAT32) return static_cast<const float*>(tensor)[index];
@@ -104,7 +104,7 @@ DEVICE float load_element(const void* tensor, long long index) {
     return input == FLOAT16 ? half_to_float(bits) : bf16_to_float(bits);
 }
 
-// An element of a result tensor, rounded to nearest even.
+// Stores an element of a result tensor, rounded to nearest even.
 template <int output>
 DEVICE void store_element(void* tensor, long long index, float x) {
     if constexpr (output == FLOAT32) {

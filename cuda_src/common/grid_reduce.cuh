@@ -1,11 +1,11 @@
-// Grid-wide maximum: every thread of a launch receives the largest magnitude of all blocks. begin() once, then largest()
-// once, by all threads. Without a resident grid begin() touches no memory that is not the launch's own, so it comes before
-// the wait for the preceding kernel: no load has to arrive before a cluster's blocks have met. Magnitudes are bits of
-// non-negative fp32 numbers.
+// Grid-wide maximum: every thread of a launch receives the largest magnitude of all blocks. All threads call begin()
+// once, then largest() once. Except with a resident grid, begin() touches no memory but the launch's own, so it comes
+// before the wait for the preceding kernel: a cluster's blocks meet without waiting for a load. Magnitudes are the bits
+// of non-negative fp32 numbers.
 #pragma once
 #include "reduce.cuh"
 
-// A launch of one cluster of `blocks`, at most WARP: each warp sends its magnitude to every block.
+// A launch of one cluster of `blocks` blocks, at most WARP: each warp sends its magnitude to every block.
 template <int threads, int blocks>
 struct GridMax {
     static constexpr int WARPS = threads / WARP, MAGNITUDES = blocks * WARPS;
@@ -43,25 +43,25 @@ struct GridMax<threads, 1> {
     DEVICE unsigned largest(unsigned absmax) { return block_max<threads>(absmax); }
 };
 
-// A cooperative launch of one block a multiprocessor, at most `threads` of them.
+// A cooperative launch of one block per multiprocessor, at most `threads` blocks.
 //
-// Blocks exchange flags, one a block: 64 bits of the launch's epoch and the block's largest magnitude, so nothing else
-// has to be ordered. A block finds the epoch in its own flag of the launch before, so the words need no reset
-// between launches, no argument that a graph would bake in, and no memory but the module's. What makes this right:
-//   - every launch of the module has the same grid, one block a multiprocessor, and asks for more than half of a
-//     multiprocessor's shared memory: no multiprocessor holds two blocks, from whichever streams or graphs they come;
-//   - so a block of launch n + 1 begins only where a block of launch n has ended, that is after all flags n were
-//     written; and it passes its own grid_max only when all blocks n have ended. Two alternating sets of flags are
-//     enough. A programmatic launch changes none of this: its blocks begin early, but only where there is room;
-//   - the launch is cooperative, so two grids cannot each hold part of the device and wait for the rest;
-//   - a programmatic successor may begin only when all blocks have triggered it, that is when all are resident.
-// All blocks poll; polls of one line by a hundred multiprocessors are serialized, so each flag is stored COPIES times.
+// Each block publishes one flag: 64 bits with the launch's epoch and the block's largest magnitude, so no other memory
+// has to be ordered. A block derives the epoch from its own flag of the launch before. So the flags need no reset
+// between launches, no argument that a graph would bake in, and no memory but the module's. This is correct because:
+//   - every launch of the module has the same grid, one block per multiprocessor, and asks for more than half of a
+//     multiprocessor's shared memory: no multiprocessor holds two of its blocks, from whichever streams or graphs;
+//   - so a block of launch n + 1 begins only where a block of launch n has exited, which is after all flags of launch n
+//     were written; and it passes its own grid_max only when all blocks of launch n have exited. Two alternating sets
+//     of flags are enough. A programmatic launch changes nothing: its blocks begin early, but only where there is room;
+//   - the launch is cooperative, so two grids cannot each hold a part of the device and wait for the rest;
+//   - a programmatic successor may begin only when all blocks have triggered it, that is, when all are resident.
+// All blocks poll. Polls of one line by a hundred multiprocessors are serialized, so each flag is stored COPIES times.
 constexpr int COPIES = 8;
 MODULE_MEMORY word64 grid_max_flags[2][COPIES][CLUSTER == 0 ? THREADS : 1];
 
 template <int threads>
 struct GridMax<threads, 0> {
-    unsigned epoch = 0;  // this launch's, known to thread 0 alone
+    unsigned epoch = 0;  // of this launch; only thread 0 knows it
 
     DEVICE void begin() {
         if (thread_x() != 0) return;

@@ -1,9 +1,9 @@
-// The largest of the numbers that a team of threads holds.
+// Maxima over the threads of a team.
 //
-// Magnitudes are compared as the bits of non-negative fp32 numbers, which order as the numbers do.
+// Magnitudes are compared as the bits of non-negative fp32 numbers, which have the same order as the numbers.
 #pragma once
 
-// team: a power of two up to WARP, of consecutive lanes. The result is in every lane.
+// team: consecutive lanes, a power of two up to WARP. Every lane gets the result.
 template <int team>
 DEVICE unsigned team_max(unsigned x) {
     static_assert(team <= WARP && (team & (team - 1)) == 0, "a team is part of a warp");
@@ -18,7 +18,7 @@ DEVICE unsigned team_max(unsigned x) {
     return x;
 }
 
-// The same of a warp or a half of one, by warp_max alone: sooner than shuffles where that is one instruction.
+// The same for a warp or half of one, by warp_max alone: faster than shuffles if that is one instruction.
 template <int team>
 DEVICE unsigned wide_team_max(unsigned x) {
     static_assert(team == WARP || 2 * team == WARP, "a team is a warp or a half of one");
@@ -28,8 +28,8 @@ DEVICE unsigned wide_team_max(unsigned x) {
     return former ? first : second;
 }
 
-// All threads of a block of `threads`, a multiple of WARP, call it. The result is in every thread; a `place` is used
-// once in a kernel, or there is a barrier between two uses.
+// Called by all threads of a block of `threads`, a multiple of WARP; every thread gets the result. A kernel uses a
+// `place` only once, or with a barrier between two uses.
 template <int threads, int place = 0>
 DEVICE unsigned block_max(unsigned x) {
     static_assert(threads % WARP == 0 && threads / WARP <= WARP, "a block is some whole warps");

@@ -1,4 +1,4 @@
-// Scales, and how values are divided by them. Arithmetic is IEEE fp32; inputs below 2**-126 count as zero.
+// Scales, and the division of values by them. Arithmetic is IEEE fp32; inputs below 2**-126 count as zero.
 #pragma once
 
 // How a scale is computed (-D MODE) and how it is stored (-D SCALE_FORMAT).
@@ -10,7 +10,8 @@ constexpr float SMALLEST_NORMAL = 0x1p-126f;
 // Columns of k, and channels, that share a blocked scale of a product.
 constexpr int BLOCK_K = 128;
 
-// The scale of values whose largest magnitude is amax (its bits). upper bounds a token's amax; eps is a group's least.
+// The scale of values with the largest magnitude amax (given as bits). `upper` bounds a token's amax from above, `eps`
+// a group's from below.
 template <int mode, int format>
 DEVICE float scale_of(unsigned amax_bits, float upper, float eps) {
     constexpr float MAXIMUM = Format<format>::MAXIMUM;
@@ -20,7 +21,7 @@ DEVICE float scale_of(unsigned amax_bits, float upper, float eps) {
     return divide_exact(maximum(amax, eps), MAXIMUM);
 }
 
-// The scale as its format keeps it: ue8m0 raises it to the next power of two.
+// The scale in the precision of its format: ue8m0 rounds it up to a power of two.
 template <int scale_format>
 DEVICE float rounded_scale(float scale) {
     if constexpr (scale_format == SCALE_FLOAT32) return scale;
@@ -40,7 +41,7 @@ DEVICE void store_scale(void* scales, long long index, float scale) {
     }
 }
 
-// Of e8m0 bytes, 0 is 2**-127 and 255 is NaN.
+// Loads a scale as fp32. As e8m0 bytes, 0 is 2**-127 and 255 is NaN.
 template <int scale_format>
 DEVICE float load_scale(const void* scales, long long index) {
     if constexpr (scale_format != SCALE_UE8M0_BYTES) return static_cast<const float*>(scales)[index];
@@ -48,14 +49,16 @@ DEVICE float load_scale(const void* scales, long long index) {
     return float_of(exponent == 0 ? 0x400000u : exponent == 255 ? 0x7fc00000u : exponent << 23);
 }
 
-// What values are divided by (TOKEN, GROUP) or multiplied by the reciprocal of (STATIC, TENSOR), prepared once a scale.
+// A scale by which values are divided (TOKEN, GROUP), or whose reciprocal they are multiplied by (STATIC, TENSOR);
+// prepared once per scale.
 struct Divisor {
     float scale, reciprocal;
-    bool ordinary;  // neither NaN nor so small or large that the fast path would over- or underflow
+    bool ordinary;  // neither NaN, nor so small or large that the fast path overflows or underflows
 };
 
-// bounded: values may be far larger than the scale, as when scale_ub cut amax. The scale of a whole tensor needs no
-// care: it is at least 2**-126, and at most 2**128 / 224 or infinite, so its reciprocal is a normal number or 0.
+// bounded: values may be far larger than the scale, because scale_ub has clamped amax. The scale of a whole tensor is
+// always ordinary: it is at least 2**-126, and at most 2**128 / 224 or infinite, so its reciprocal is a normal number
+// or 0.
 template <int mode>
 DEVICE Divisor prepared(float scale, bool bounded = false) {
     const float absolute = magnitude(scale);
@@ -63,11 +66,11 @@ DEVICE Divisor prepared(float scale, bool bounded = false) {
             mode == TENSOR || (absolute >= 0x1p-60f && absolute <= 0x1p60f && !bounded)};
 }
 
-// Magnitudes whose quotient by MAXIMUM, and that quotient's reciprocal, can neither over- nor underflow.
+// Whether amax / MAXIMUM and its reciprocal can neither overflow nor underflow.
 DEVICE bool is_ordinary(float amax) { return amax >= 0x1p-40f && amax <= 0x1p60f; }
 
-// amax / MAXIMUM for an ordinary amax: the product with the reciprocal, put right by the remainder. For every mantissa
-// this is the rounded quotient.
+// amax / MAXIMUM for an ordinary amax: the product with the reciprocal, corrected by the remainder. For every mantissa
+// this is the correctly rounded quotient.
 template <int FORMAT>
 DEVICE float over_maximum(float amax) {
     constexpr float MAXIMUM = Format<FORMAT>::MAXIMUM, RECIPROCAL = 1.0f / MAXIMUM;
@@ -75,7 +78,7 @@ DEVICE float over_maximum(float amax) {
     return fma_flushing(fma_flushing(near, -MAXIMUM, amax), RECIPROCAL, near);
 }
 
-// The divisor of values up to amax; false where its scale has to be computed, and applied, by the careful path.
+// Computes the divisor of values up to amax. Returns false if the careful path has to compute and apply its scale.
 template <int FORMAT, int MODE, int SCALE_FORMAT>
 DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
     constexpr float LEAST = 1.0f / (Format<FORMAT>::MAXIMUM * 512.0f);
@@ -85,9 +88,9 @@ DEVICE bool ordinary_divisor(float amax, float eps, Divisor& divisor) {
     return is_ordinary(bounded);
 }
 
-// The value that is clamped and rounded to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: as it
-// is written; else the fast path, which gives the same for an ordinary divisor: a quotient is the reciprocal's product
-// corrected by its remainder, which fma forms exactly. (A remainder that is flushed as subnormal belongs to a quotient
+// The value to clamp and round to a code: x / scale, or x * RN(1 / scale), correctly rounded. careful: computed
+// literally; otherwise by the fast path, which gives the same for an ordinary divisor: the product with the reciprocal,
+// corrected by its remainder, which fma computes exactly. (If the remainder is subnormal and flushed, the quotient is
 // far below any code but 0.)
 template <int mode, bool careful>
 DEVICE float value_of(float x, const Divisor& d) {
@@ -102,7 +105,7 @@ DEVICE float value_of(float x, const Divisor& d) {
     }
 }
 
-// The parameters of every quantizing body, in the order of the launch.
+// The parameters of every quantizing kernel, in the order of the launch.
 #define QUANTIZE_PARAMETERS                                                                                         \
     const byte *x, long long x_stride, byte *data, long long data_stride, void *scales, long long scale_row_stride, \
         long long scale_col_stride, long long rows, long long rows_padded, const float *upper_address,              \

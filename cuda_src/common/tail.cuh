@@ -1,4 +1,4 @@
-// Slices of vectors: heads and tails of rows that begin at any element, and vectors of x that cross 16-byte pieces.
+// Slices of vectors: heads and tails of rows that begin at any element, and vectors of x that straddle 16-byte words.
 #pragma once
 #include "vec8.cuh"
 
@@ -11,7 +11,7 @@ struct Slice {
     DEVICE bool has(int i) const { return begin <= i && i < end; }
 };
 
-// The elements before `begin`, 1 to 7, become zeros.
+// Sets the elements before `begin` (1 to 7) to zero.
 template <int input>
 DEVICE void cut_before(Vec8<input>& vec, int begin) {
     if constexpr (input == FLOAT32) {
@@ -22,14 +22,14 @@ DEVICE void cut_before(Vec8<input>& vec, int begin) {
     }
 }
 
-// Memory that may be read.
+// The memory that may be read.
 struct Bounds {
     const byte *begin, *end;
 
     DEVICE bool contain(const byte* p, int bytes) const { return p >= begin && p + bytes <= end; }
 };
 
-// Elements outside the slice become zeros.
+// Sets the elements outside the slice to zero.
 template <int input>
 DEVICE void cut(Vec8<input>& vec, const Slice& slice) {
     for (int i = 0; i < 8; ++i) {
@@ -42,7 +42,7 @@ DEVICE void cut(Vec8<input>& vec, const Slice& slice) {
     }
 }
 
-// Eight elements at any address, out of whole 16-byte pieces: `off` bytes of the first are skipped.
+// Loads eight elements at any address as whole 16-byte words, of whose first `off` bytes are skipped.
 template <int input>
 DEVICE Vec8<input> load_shifted(const byte* p, unsigned off) {
     constexpr int WORDS = Vec8<input>::WORDS;
@@ -65,7 +65,7 @@ DEVICE Vec8<input> load_shifted(const byte* p, unsigned off) {
 
 DEVICE unsigned off_of(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % 16; }
 
-// The slice's elements, and whatever is in memory beside them; near the bounds, only elements of the slice.
+// Loads the slice's elements, and whatever memory has beside them; near the bounds, only elements of the slice.
 template <int input>
 DEVICE Vec8<input> load_slice(const byte* p, const Slice& slice, const Bounds& bounds) {
     constexpr int BYTES = 8 * SIZE_OF<input>;
@@ -74,7 +74,7 @@ DEVICE Vec8<input> load_slice(const byte* p, const Slice& slice, const Bounds& b
     if (off != 0 && bounds.contain(p - off, BYTES + 16)) return load_shifted<input>(p, off);
     Vec8<input> vec = empty_vec8<input>();
     for (int i = 0; i < 8; ++i) {
-        // All loads at once, each with a predicate of its own.
+        // Every load has a valid address and no condition, so all are in flight together.
         const int at = i < slice.begin ? slice.begin : i < slice.end ? i : slice.end - 1;
         if constexpr (input == FLOAT32) {
             vec.words[i] = load4(p + 4 * at);
@@ -93,7 +93,7 @@ DEVICE void store_slice(byte* p, Vector8 codes, const Slice& slice) {
     }
 }
 
-// The first `count` codes, 1 to 8, in stores of 8, 4, 2 and 1 of them.
+// Stores the first `count` codes (1 to 8), in stores of 8, 4, 2 and 1 of them.
 DEVICE void store_first(byte* p, Vector8 codes, int count) {
     if (count == 8) return store8(p, codes);
     if (count & 4) store4(p, codes.x);
@@ -106,9 +106,9 @@ DEVICE void store_first(byte* p, Vector8 codes, int count) {
     if (count & 1) after[count & 2] = static_cast<byte>(rest);
 }
 
-// The last `count` codes, 1 to 7, where they are in the vector at p.
+// Stores the last `count` codes (1 to 7) of a vector at their places; the vector begins at p.
 DEVICE void store_last(byte* p, Vector8 codes, int count) {
-    const unsigned upper = count & 4 ? codes.x : codes.y;  // of the codes before those of the store of 4
+    const unsigned upper = count & 4 ? codes.x : codes.y;  // the word before that of the store of 4
     byte* const half = p + (count & 4 ? 0 : 4);
     if (count & 4) store4(p + 4, codes.y);
     if (count & 2) *reinterpret_cast<unsigned short*>(half + 2) = static_cast<unsigned short>(upper >> 16);
@@ -116,14 +116,14 @@ DEVICE void store_last(byte* p, Vector8 codes, int count) {
     if (count & 1) half[at] = static_cast<byte>(upper >> 8 * at);
 }
 
-// The lane's `distance` before this one, where there is such a lane. Every lane of the warp calls it.
+// Returns the codes of the lane `distance` before this one, if there is one. Every lane of the warp calls it.
 template <int distance>
 DEVICE Vector8 from_lanes_before(Vector8 codes) {
     const unsigned source = lane() >= distance ? lane() - distance : lane();
     return {shuffle_from(codes.x, source), shuffle_from(codes.y, source)};
 }
 
-// The first `count` codes, 1 to 7, and the others of `rest`.
+// The first `count` codes (1 to 7) of `head`, and the others of `rest`.
 DEVICE Vector8 joined(Vector8 head, Vector8 rest, int count) {
     const word64 mask = (1ull << 8 * count) - 1;
     const unsigned x = static_cast<unsigned>(mask), y = static_cast<unsigned>(mask >> 32);

@@ -1,4 +1,4 @@
-// Vectors of codes and of high-precision values as they are in memory, whose end may be outside a row.
+// Vectors of codes and of high-precision values in their memory types. The end of a vector may be outside a row.
 #pragma once
 #include "scale.cuh"
 
@@ -7,7 +7,7 @@ constexpr float LARGEST_FLOAT = 0x1.fffffep127f;
 template <int type>
 constexpr int SIZE_OF = type == FLOAT32 ? 4 : 2;
 
-// value rounded to a type and widened again.
+// The value rounded to a type and converted back to fp32.
 template <int type>
 DEVICE float round_to(float value) {
     if constexpr (type == FLOAT32) return value;
@@ -15,7 +15,7 @@ DEVICE float round_to(float value) {
     else return bf16_to_float(float_to_bf16(value));
 }
 
-// `bytes` bytes in 32-bit words: loaded and stored as one when all are valid, else the first `valid` parts one by one.
+// `bytes` bytes in 32-bit words: loaded and stored at once if all parts are valid, else the valid parts one by one.
 template <int bytes>
 struct Words {
     static constexpr int WORDS = (bytes + 3) / 4;
@@ -46,7 +46,7 @@ struct Words {
         load_parts<part>(from, valid);
     }
 
-    // From any address that suits one part; what is not valid is zero.
+    // Loads from any address that is aligned for one part; parts that are not valid become zero.
     template <int part>
     DEVICE void load_parts(const void* from, int valid) {
 #pragma unroll
@@ -91,12 +91,12 @@ struct Words {
     }
 };
 
-// `count` high-precision values as they are in memory.
+// `count` high-precision values in their memory type.
 template <int type, int count>
 struct Values : Words<SIZE_OF<type> * count> {
     using Base = Words<SIZE_OF<type> * count>;
 
-    // A whole vector needs an address divisible by its size, unless aligned is false.
+    // Unless `aligned` is false, the address of a whole vector has to be divisible by its size.
     template <bool aligned = true>
     DEVICE void load_from(const void* base, long long index, int valid) {
         const char* from = (const char*)base + index * SIZE_OF<type>;
@@ -143,7 +143,7 @@ struct Values : Words<SIZE_OF<type> * count> {
     }
 };
 
-// `count` codes of a format as they are in memory.
+// `count` codes of a format.
 template <int format, int count>
 struct Codes : Words<count> {
     using Base = Words<count>;

@@ -1,11 +1,11 @@
-// Eight consecutive elements: what a thread loads, holds and encodes at a time.
+// Vectors of eight consecutive elements, which a thread loads, holds and encodes at a time.
 #pragma once
 #include "values.cuh"
 
 template <int input>
 using Vec8 = Values<input, 8>;
 
-// alignment: of the address, in bytes, at least the elements' size. once: caches need not keep them.
+// alignment: of the address in bytes, at least the size of an element. once: caches need not keep the elements.
 template <int input, int alignment, bool once = false>
 DEVICE Vec8<input> load_vec8(const byte* p) {
     Vec8<input> vec;
@@ -36,8 +36,8 @@ DEVICE Vec8<input> empty_vec8() {
     return vec;
 }
 
-// The first `count` elements, 1 to 7, zeros after them. Each load has an address of its own and no condition, so that
-// none waits for another.
+// Loads the first `count` elements (1 to 7), followed by zeros. Every load has a valid address and no condition, so
+// that none waits for another.
 template <int input>
 DEVICE Vec8<input> load_vec8_head(const byte* p, int count) {
     Vec8<input> vec = empty_vec8<input>();

@@ -1,8 +1,9 @@
-// The largest |(h * r) * w| of a row, known from the largest |h * w| as soon as the positive factor r is.
+// The largest |(h * r) * w| of a row, derived from the largest |h * w| as soon as the positive factor r is known.
 //
-// A product, and each value, is rounded twice at most: by less than 2**-22 in all. So the largest value is that of the
-// largest product, unless another product is within 2**-20 of it; then, and where something might over- or underflow,
-// nothing is foreseen. A product is found with its h alone: w has so few bits that the quotient, rounded, is w.
+// Each product and each value is rounded at most twice, with a relative error below 2**-22 in all. So the largest value
+// belongs to the largest product, unless another product is within 2**-20 of it. In that case, and if something might
+// overflow or underflow, nothing is foreseen. Only h is kept with the product: w has so few bits that the rounded
+// quotient of the two is w.
 #pragma once
 #include "../common/cluster_reduce.cuh"
 #include "../common/values.cuh"
@@ -13,7 +14,7 @@ constexpr float LEAST_H = 0x1p-90f, MOST_H = 0x1p60f, LEAST_PRODUCT = 0x1p-60f, 
                 LEAST_FACTOR = 0x1p-30f, MOST_FACTOR = 0x1p30f;
 constexpr unsigned INFINITE = 0x7f800000u;
 
-// The largest product seen so far, its |h|, and the second largest. NaN is passed over.
+// The largest product so far, its |h|, and the second largest product. NaN is ignored.
 struct Foremost {
     float product = 0.0f, h = 0.0f, second = 0.0f;
 
@@ -23,7 +24,7 @@ struct Foremost {
         h = candidate > product ? size : h;
         product = maximum(product, candidate);
     }
-    // Of all lanes, in every lane; h is Inf where another product is near.
+    // That of all lanes, in every lane; h is Inf if another product is near.
     DEVICE Foremost of_warp() const {
         const unsigned largest = warp_max(bits_of(product));
         const unsigned leader = warp_max(bits_of(product) == largest ? lane() + 1 : 0u) - 1;
@@ -31,7 +32,7 @@ struct Foremost {
         const float found = shuffle_from(h, leader);
         return {float_of(largest), others < float_of(largest) * NEAR ? found : float_of(INFINITE), others};
     }
-    // Of a team, from the words of its warps: products, then h.
+    // That of a team, from the words of its warps: their products, then their h.
     template <class Team>
     DEVICE static Foremost of_words(const unsigned* words) {
         const bool has = lane() < Team::WORDS;
@@ -40,7 +41,7 @@ struct Foremost {
     }
 };
 
-// The largest value, but for r; W is the weights' type.
+// The largest value, up to the factor r; W is the weights' type.
 template <int W>
 struct Foreseen {
     static constexpr bool POSSIBLE = true;

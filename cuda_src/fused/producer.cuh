@@ -1,30 +1,30 @@
 // The common part of kernels that compute a row's values and quantize them in one launch: scales, codes, stores.
 //
-// A producer makes VECTOR values at a time: `load(col, cols, raw)` fetches what they are made of, `values(raw, y)`
-// makes them, in fp32; behind the row's end they have to be zeros. Where raw is not kept, `store_inputs(col, cols,
-// raw)` comes once a vector, when it is loaded for the last time. A block owns THREADS * VECTORS vectors of one row,
-// kept in registers from one pass to the next, or, with VECTORS 0, the whole row, fetched again for each pass.
+// A producer makes VECTOR values at a time: `load(col, cols, raw)` loads their inputs, and `values(raw, y)` computes
+// them in fp32; past the row's end they have to be zeros. If raw is not kept, `store_inputs(col, cols, raw)` is called
+// once per vector, when it is loaded for the last time. A block owns THREADS * VECTORS vectors of one row, and keeps
+// them in registers from one pass to the next, or, with VECTORS 0, the whole row, which it loads again for each pass.
 //
-// MODE STATIC  y * RN(1 / scale), the scale given for groups of GROUP_ROWS x GROUP_COLS (-1 spans the axis)
-//      TOKEN   scale = max(min(amax, upper) / MAX, 1 / (MAX * 512)), y / scale; the team owns the row
-//      GROUP   scale = max(amax, eps) / MAX of 1 x GROUP_COLS, y / scale
+// MODE STATIC  y * RN(1 / scale), with given scales for groups of GROUP_ROWS x GROUP_COLS (-1 spans the axis)
+//      TOKEN   y / scale, scale = max(min(amax, upper) / MAX, 1 / (MAX * 512)); the team owns the row
+//      GROUP   y / scale, scale = max(amax, eps) / MAX of 1 x GROUP_COLS
 // The caller owes: GROUP_COLS / VECTOR is a power of two up to WARP in GROUP, a whole number in STATIC.
 #pragma once
 #include "foreseen.cuh"
 #include "scaled_codes.cuh"
 
-// The address of a block's part of a row, and those of its codes and scales.
+// The codes and scales of a result, and the parameters of dynamic scales.
 struct Destination {
     byte* data;
     long long data_stride;
     void* scale;
     long long scale_row_stride, scale_col_stride;
-    const float* upper;  // null without one
+    const float* upper;  // may be null
     float upper_value, eps;
 };
 
-// One part of a row, from first_col on. `load_given` comes before the first barrier, behind the wait for the preceding
-// kernel.
+// Quantizes a block's part of a row, from first_col on. `load_given` is called after the wait for the preceding kernel,
+// and before the first barrier.
 template <class Producer, int FORMAT, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED,
           int VECTORS, class Team, bool EARLY = false>
 struct Quantizer {
@@ -32,7 +32,7 @@ struct Quantizer {
     static constexpr bool KEPT = VECTORS > 0, ONE_GIVEN = MODE == STATIC && GROUP_COLS < 0;
     using Raw = typename Producer::Raw;
     const Destination& to;
-    // Of a group: its lanes, and the vectors whose scales they share the work on.
+    // LANES of a group, which divide the work on the scales of EACH vectors at a time, in SHARES steps.
     static constexpr int LANES = MODE == GROUP ? GROUP_COLS / VECTOR : 1,
                          WISHED = power_of_two_from(UNROLLED < 4 ? UNROLLED : 4), EACH = WISHED <= LANES ? WISHED : 1,
                          SHARES = (UNROLLED + EACH - 1) / EACH;
@@ -48,13 +48,13 @@ struct Quantizer {
         if (MODE == TOKEN && to.upper != nullptr) upper = minimum(upper, *to.upper);
         if constexpr (ONE_GIVEN) given = load_scale<SCALE_FORMAT>(to.scale, scale_row);
     }
-    // Scales are stored for EACH vectors by as many lanes, or, AT_ONCE, for all of them by the first lane of a group.
+    // EACH lanes store the scales of as many vectors, or, AT_ONCE, the first lane of a group those of all vectors.
     static constexpr bool AT_ONCE = EARLY && WARP_MAX_IS_FAST && 2 * LANES >= WARP && UNROLLED <= 4;
     static constexpr int STORES = AT_ONCE ? UNROLLED : SHARES;
     DEVICE static bool is_there(int pass) { return !KEPT || pass < VECTORS; }
     DEVICE int pass_of(int store) const { return AT_ONCE ? store : store * EACH + member(); }
-    // Whether this lane does. By the group's first column: that of this lane may lie behind the row where the group is not
-    // whole.
+    // Whether this lane stores a scale: decided by the group's first column, since this lane's own may be past the end
+    // of the row if the group is cut.
     DEVICE bool stores_scale(int store) const {
         const int pass = pass_of(store), first_of_group = col_of(pass) / GROUP_COLS * GROUP_COLS;
         return member() < (AT_ONCE ? 1 : EACH) && is_there(pass) && is_inside<ALIGNED>(first_of_group, cols);
@@ -63,7 +63,7 @@ struct Quantizer {
         const long long group = col_of(pass_of(store)) / GROUP_COLS;
         return static_cast<byte*>(to.scale) + (scale_row + group * to.scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>;
     }
-    // EARLY, for rows so few that what lies between the last barrier and the stores counts: where they go.
+    // The addresses of the stores. EARLY: for so few rows that instructions between the last barrier and them count.
     byte *codes_to, *scales_to[STORES];
     DEVICE void touch_outputs() {
         codes_to = computed_here(codes_at(col_of(0)));
@@ -106,14 +106,14 @@ struct Quantizer {
         byte* const place = EARLY ? codes_to + pass * (THREADS * VECTOR) : codes_at(col);
         if (is_inside<ALIGNED>(col, cols)) codes.template store_to<ALIGNED != UNALIGNED>(place, valid);
     }
-    // Calls `rest(careful)`, with a Constant.
+    // Calls `rest(careful)`, where `careful` is a Constant.
     template <class Rest>
     DEVICE static void in_one_way(bool quick, const Rest& rest) {
         if (__builtin_expect(quick, 1)) rest(Constant<0>{});
         else rest(Constant<1>{});
     }
 
-    // Foreseen: what is known of the row's largest value before the values are made.
+    // Foreseen: the row's largest value, as far as it is known before the values are computed.
     template <class Foreseen = NothingForeseen>
     DEVICE void operator()(Team& team, const Producer& producer, const Raw* raw, const Foreseen& foreseen = {}) const {
         if constexpr (MODE == TOKEN) token(team, producer, raw, foreseen);
@@ -193,7 +193,7 @@ struct Quantizer {
         }
     }
 
-    // The lanes of a group share the work on the scales of EACH vectors, and then a warp takes one of two branches.
+    // The lanes of a group divide the work on the scales of EACH vectors; then the warp takes one of two branches.
     DEVICE void groups(const Producer& producer, const Raw* raw) const {
         const int first = int(lane()) - member(), count = passes();
 #pragma unroll SHARES
@@ -209,7 +209,7 @@ struct Quantizer {
             Divisor mine;
             const bool ordinary = ordinary_divisor<FORMAT, MODE, SCALE_FORMAT>(float_of(amax_bits), to.eps, mine);
             const bool quick = EACH == 1 ? ordinary : warp_all(ordinary);
-            // A separate branch: inside the other one it makes ptxas delay a norm's loads.
+            // A branch of its own: inside the one below it makes ptxas delay a norm's loads.
             if (__builtin_expect(!quick, 0))
                 mine.scale = rounded_scale<SCALE_FORMAT>(scale_of<MODE, FORMAT>(amax_bits, 0.0f, to.eps));
             put_scale(begin / EACH, mine.scale);
@@ -224,7 +224,7 @@ struct Quantizer {
         }
     }
 
-    // The same where one instruction finds the largest of a warp: each lane has the divisors of all its vectors at once.
+    // The same if one instruction finds the maximum of a warp: each lane has the divisors of all its vectors at once.
     DEVICE void groups_at_once(const Producer& producer, const Raw* raw) const {
         float y[UNROLLED][VECTOR];
         float scales[UNROLLED], reciprocals[UNROLLED];

@@ -1,18 +1,21 @@
-// quantize(rms_norm(x [+ residual]) * weight), one row a team, kept in registers: x as it is in memory, sums in fp32.
+// quantize(rms_norm(x [+ residual]) * weight): a team has one row, and keeps it in registers, x in its memory type and
+// sums in fp32.
 //   h = x, or, with a residual, RN(x + residual) in fp32; residual becomes h rounded to its type
-//   r = RN(1 / RN(sqrt(RN(sum(h * h) * inverse_cols) + epsilon))), y = RN(RN(h * r) * weight), inverse_cols = RN(1 / cols)
-// ROUND: h * r and its product with the weight are rounded to x's type, as a kernel that stores them would; with MODE
-// STATIC h is, too: vLLM's kernels with a given scale norm what they store, those that find it the fp32 sum.
-// The sum's order is that of the team; all else is defined by producer.cuh.
-// FEW: rows are so few that each multiprocessor has one block or none, and latencies count: what is going to be loaded is
-// brought to L2 while the preceding kernel runs, and x is loaded first, since the sum waits for it.
-// FORESEES: the largest value of a token comes with the sum of squares (foreseen.cuh). The caller owes then: MODE is TOKEN,
-// ROUND is 0, the weight's type has 16 bits.
-// The caller owes, where ALIGNED: rows of x, residual and data and the weight begin at multiples of VECTOR elements.
+//   r = RN(1 / RN(sqrt(RN(sum(h * h) * inverse_cols) + epsilon))), inverse_cols = RN(1 / cols)
+//   y = RN(RN(h * r) * weight)
+//
+// The order of the sum depends on the team; producer.cuh defines all else.
+//   ROUND     h * r and its product with the weight are rounded to x's type, as in a kernel that stores them. With MODE
+//             STATIC so is h: vLLM's kernels norm the stored h if the scale is given, the fp32 sum if they find one.
+//   FEW       rows are so few that each multiprocessor has one block or none, and latencies count: inputs are
+//             prefetched into L2 while the preceding kernel runs, and x is loaded first, because the sum waits for it.
+//   FORESEES  the largest value of a token is found together with the sum of squares (foreseen.cuh).
+// The caller owes: if ALIGNED, rows of x, residual and data, and the weight, begin at multiples of VECTOR elements; if
+// FORESEES, MODE is TOKEN, ROUND is 0, and the weight's type has 16 bits.
 #pragma once
 #include "producer.cuh"
 
-// RN(1 / RN(sqrt(x))). From 2**-100 to 2**100 by the steps of sqrt.rn and rcp.rn without their tests of the range.
+// RN(1 / RN(sqrt(x))): from 2**-100 to 2**100 by the steps of sqrt.rn and rcp.rn without their range checks.
 DEVICE float reciprocal_root(float x) {
     const float near = rsqrt_fast(x), product = x * near;
     float found = reciprocal_ordinary(fma_flushing(fma_flushing(-product, product, x), 0.5f * near, product));
@@ -45,7 +48,7 @@ struct NormProducer {
     DEVICE void load_weight(int col, int cols, Raw& raw) const {
         raw.weight.template load_from<ALIGNED != UNALIGNED>(weight, col, valid_at<ALIGNED, VECTOR>(col, cols));
     }
-    // From here on columns are counted from `col` on.
+    // Makes `col` the column 0 of later calls.
     DEVICE void begin_at(int col) {
         x = computed_here(static_cast<const char*>(x) + col * SIZE_OF<X>);
         weight = computed_here(static_cast<const char*>(weight) + col * SIZE_OF<W>);
@@ -57,7 +60,7 @@ struct NormProducer {
         prefetch_to_l2(static_cast<const char*>(x) + col * SIZE_OF<X>);
         if constexpr (RESIDUAL != 0) prefetch_to_l2(static_cast<const char*>(residual) + col * SIZE_OF<X>);
     }
-    // h of the inputs.
+    // The h of the inputs.
     DEVICE static Values<H, VECTOR> sum_of(const Inputs& inputs) {
         if constexpr (RESIDUAL == 0) {
             return inputs.x;
@@ -83,7 +86,7 @@ struct NormProducer {
             return Values<X, VECTOR>::rounded(wide);
         }
     }
-    // What has to be written beside the codes, once a vector, after which x + residual cannot be formed again.
+    // Stores h into residual, once per vector: x + residual cannot be computed again after that.
     DEVICE void store_inputs(int col, int cols, const Raw& raw) const {
         if constexpr (RESIDUAL != 0) {
             if (is_inside<ALIGNED>(col, cols))
@@ -125,7 +128,7 @@ DEVICE void rms_norm_row(const void* x, long long x_stride, void* residual, long
         producer.begin_at(quantize.col_of(0));
         quantize.touch_outputs();
     }
-    // Where a thread's inputs are, and how far the row goes on.
+    // The column of a thread's inputs, and the columns of the row from there on.
     const int origin = FEW && KEPT ? quantize.col_of(0) : 0, left = cols - origin;
     const auto at_of = [&](int pass) { return FEW && KEPT ? pass * (THREADS * VECTOR) : quantize.col_of(pass); };
     team.start();

@@ -1,17 +1,17 @@
-// What quantizing a producer's values is made of: which of a vector are there, the largest of a group, codes.
+// Parts of quantizing a producer's values: which elements of a vector exist, the maximum of a group, codes.
 #pragma once
 #include "../common/cluster_reduce.cuh"
 #include "../common/values.cuh"
 
-// ALIGNED: the alignment of rows. UNALIGNED: aligned to their elements only. VECTORS_AND_TAIL: whole vectors, of which
-// the last may be cut by the row's end. WHOLE: the row is a whole number of blocks' parts.
+// ALIGNED: the alignment of rows. UNALIGNED: only to their elements. VECTORS_AND_TAIL: to vectors, of which the row's
+// end may cut the last. WHOLE: the same, and the row is a whole number of blocks' parts.
 constexpr int UNALIGNED = 0, VECTORS_AND_TAIL = 1, WHOLE = 2;
 
 template <int ALIGNED>
 DEVICE bool is_inside(int col, int cols) {
     return ALIGNED == WHOLE || col < cols;
 }
-// How many of the VECTOR elements from col on there are: 0 or less behind the end.
+// How many of the VECTOR elements from col on are in the row: 0 or less past its end.
 template <int ALIGNED, int VECTOR>
 DEVICE int valid_at(int col, int cols) {
     return ALIGNED == WHOLE ? VECTOR : cols - col;
@@ -25,7 +25,7 @@ DEVICE float amax_of(const float (&y)[VECTOR]) {
     return amax;
 }
 
-// The largest of x[i] over a team, in the team's lanes whose number is i modulo COUNT: a power of two up to the team.
+// The maximum of x[i] over a team, in the team's lanes whose number is i modulo COUNT, a power of two up to TEAM.
 template <int TEAM, int COUNT>
 DEVICE unsigned team_max_each(unsigned (&x)[COUNT]) {
 #pragma unroll
@@ -52,13 +52,13 @@ struct Constant {
 
 constexpr int power_of_two_from(int count) { return count <= 1 ? 1 : 2 * power_of_two_from((count + 1) / 2); }
 
-// Values over their scale, as codes. Not careful, for an ordinary divisor: value_of's steps, where a remainder that
-// counts as zero belongs to a quotient that no code but 0 is near; a power of two needs no remainder.
+// Encodes values divided by their scale. If not CAREFUL, for an ordinary divisor, by the steps of value_of: if a
+// remainder is flushed to zero, the quotient is near no code but 0. A scale that is a power of two needs no remainder.
 template <int FORMAT, int MODE, int SCALE_FORMAT, bool CAREFUL, int VECTOR>
 DEVICE Codes<FORMAT, VECTOR> encode_scaled(float (&values)[VECTOR], const Divisor& divisor) {
     constexpr bool PRODUCT = MODE == STATIC || SCALE_FORMAT != SCALE_FLOAT32;
     if constexpr (CAREFUL) {
-        // Unrolled, these would be most instructions of a group's kernel, so there they are a loop.
+        // Unrolled, this would be most of the instructions of a kernel for groups, so there it is a loop.
         constexpr int AT_ONCE = MODE == GROUP ? 1 : VECTOR;
 #pragma unroll AT_ONCE
         for (int count = 0; count < VECTOR; ++count) {

@@ -1,23 +1,26 @@
-// quantize(silu(gate) * up) of rows [gate, up]: a tile of a row a block, or in TOKEN mode a whole row a team.
+// quantize(silu(gate) * up) of rows [gate, up]: a block has a tile of a row, or in TOKEN mode a team has a whole row.
 //   silu(v) = v / (1 + exp(-v)) within 6 ulp, or, below 2**-110, within |v| * 2**-118; v itself from 17;
 //   NaN for -Inf
-// The grid is (tiles of a row, rows, as many times that as it takes), for rows beyond what one axis of a grid holds.
-// ROUND: the activation and the product are rounded to x's type, as a kernel that stores them would. Of FLOAT16 the
-// activation is then the formula's as expf and a rounded quotient give it: within 6 ulp, every 10,000th gate is rounded
-// to the neighbour. (Of 65,536 bfloat16 gates none with a normal result is as near to a tie, but for -2**-8.)
-// All else is defined by producer.cuh.
-// The caller owes, where ALIGNED: gate, up and data begin at multiples of VECTOR elements in every row.
+// The grid is (tiles of a row, rows, and as many of these layers as needed if one axis of a grid cannot hold all rows).
+// producer.cuh defines all else.
+//
+// ROUND: the activation and the product are rounded to x's type, as in a kernel that stores them. With FLOAT16 the
+// activation is then computed by expf and a rounded quotient, because errors within 6 ulp would round every 10,000th
+// gate to the neighbouring number. (Of the 65,536 bfloat16 gates, none with a normal result is that near to a tie,
+// except -2**-8.)
+//
+// The caller owes, if ALIGNED: gate, up and data begin at multiples of VECTOR elements in every row.
 #pragma once
 #include "producer.cuh"
 
-// v / (1 + exp(-v)) = v / (1 + 2**p * t), where p + log2(t) = -v * log2(e) to more places than fp32 has: expf and an
-// exact division would hold up the memory. The bounds keep 0 * Inf away: it would be NaN for v = Inf.
+// v / (1 + exp(-v)) = v / (1 + 2**p * t), where p + log2(t) = -v * log2(e) with more precision than fp32: expf and an
+// exact division would take longer than the memory. The bounds avoid 0 * Inf, which would give NaN for v = Inf.
 template <int X>
 DEVICE float silu(float v) {
     constexpr float LN2 = 0x1.62e43p-1f;
     float power, rest;
     if constexpr (X == BFLOAT16) {
-        // The first 16 bits of log2(e): their product with a bfloat16 is exact, and the rest is a fixed part of it.
+        // The first 16 bits of log2(e): their product with a bfloat16 is exact, and the rest is a fixed fraction of it.
         constexpr float LOG2E_16 = 0x1.7154p+0f, PART_LEFT = 0x1.48101ep-18f;
         power = maximum(v * -LOG2E_16, -150.0f);
         rest = power * PART_LEFT;
@@ -30,12 +33,11 @@ DEVICE float silu(float v) {
     return v * reciprocal_fast(fma_exact(exp2_fast(power), fma_exact(rest, LN2, 1.0f), 1.0f));
 }
 
-// v / (1 + expf(-v)), the sum and the quotient rounded as IEEE has them, for results of float16: those of v < -64 are
-// zeros.
+// v / (1 + expf(-v)) with an IEEE-rounded sum and quotient, for results in float16: for v < -64 they are zeros.
 DEVICE float silu_rounded(float v) {
     const float sum = 1.0f + exponential(-minimum(maximum(v, -64.0f), 64.0f));
     const float reciprocal = reciprocal_ordinary(sum), near = v * reciprocal;
-    // (The remainder of an infinite quotient is NaN.)
+    // (For an infinite v the remainder would be NaN.)
     return v > 64.0f ? v : fma_flushing(fma_flushing(near, sum, -v), -reciprocal, near);
 }
 
@@ -47,7 +49,7 @@ struct SiluProducer {
     };
     const char *gate, *up;
 
-    // From here on columns are counted from `col` on.
+    // Makes `col` the column 0 of later calls.
     DEVICE void begin_at(int col) {
         gate = computed_here(gate + col * SIZE_OF<X>), up = computed_here(up + col * SIZE_OF<X>);
     }
@@ -76,8 +78,8 @@ struct SiluProducer {
     }
 };
 
-// FEW, for rows so few that latencies count: addresses are computed, and what is read and written is brought to L2, before
-// the preceding kernel has ended.
+// FEW, for so few rows that latencies count: before the preceding kernel has ended, addresses are computed, and inputs
+// and outputs are prefetched into L2.
 template <int X, int FORMAT, int ROUND, int MODE, int GROUP_ROWS, int GROUP_COLS, int SCALE_FORMAT, int ALIGNED,
           int VECTORS, int FEW, class Team>
 DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int cols, const Destination& to) {
@@ -99,14 +101,14 @@ DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int col
         producer.begin_at(quantize.col_of(0));
         quantize.touch_outputs();
     }
-    // Where a thread's inputs are, and how far the row goes on.
+    // The column of a thread's inputs, and the columns of the row from there on.
     const int left = cols - (EARLY ? quantize.col_of(0) : 0);
     const auto at_of = [&](int pass) { return EARLY ? pass * (THREADS * VECTOR) : quantize.col_of(pass); };
     if constexpr (MODE == TOKEN) team.start();
     grid_dependency_wait();
     quantize.load_given();
     typename Producer::Raw raw[VECTORS > 0 ? VECTORS : 1];
-    // Where a block has one tile, other blocks hide the latency.
+    // If a block has one tile, other blocks hide the latency.
     constexpr bool UP_FIRST = EARLY || (MODE == TOKEN && (VECTORS > 1 || Team::BLOCKS > 1));
 #pragma unroll
     for (int pass = 0; pass < VECTORS; ++pass) {
@@ -117,7 +119,7 @@ DEVICE void silu_tile(const void* x, long long x_stride, long long rows, int col
         issue_loads();
 #pragma unroll
         for (int pass = 0; pass < VECTORS; ++pass) producer.load_gate(at_of(pass), left, raw[pass]);
-        // Else the last gates would be loaded behind the arithmetic of the first ones.
+        // Otherwise ptxas loads the last gates after the arithmetic of the first ones.
         if constexpr (EARLY) issue_loads();
     }
     quantize(team, producer, raw);

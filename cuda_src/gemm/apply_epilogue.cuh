@@ -1,6 +1,7 @@
-// The epilogue of a product that a library left in fp32: acc is [m, n], contiguous.
+// The epilogue of a product that a library has left in fp32: acc is [m, n], contiguous.
 //
-// A block takes THREADS * EPILOGUE_COLUMNS columns of the rows block_x() / column_tiles, + grid_x() / column_tiles, ...
+// A block takes THREADS * EPILOGUE_COLUMNS columns of row block_x() / column_tiles and of every
+// (grid_x() / column_tiles)-th row after it.
 #pragma once
 #include "epilogue.cuh"
 

@@ -1,4 +1,4 @@
-// The amax of a product without rows or columns, and before maxima are taken into it.
+// Sets amax to 0: for a product without rows or columns, and before kernels that raise it by atomic maxima.
 #pragma once
 
 KERNEL(1) clear_amax(float* amax) {

@@ -1,11 +1,11 @@
-// From an fp32 accumulator to a result: value = activation(scale_a * (scale_b * acc) + bias + beta * out), in fp32; out =
-// round(value), or, for FP8, encode(value * RN(1 / out_scale)). amax takes the largest |value|, NaN aside: it has to be 0
-// before the launch.
+// From an fp32 accumulator to a result: value = activation(scale_a * (scale_b * acc) + bias + beta * out), in fp32; out
+// = round(value), or, for FP8, encode(value * RN(1 / out_scale)). amax becomes the largest |value|, NaN aside. The
+// caller owes: 0 in amax before the launch.
 #pragma once
 #include "../common/values.cuh"
 
-// What comes after the accumulator. out_type: of a high-precision result, or 3 + the format of an FP8 one; bias_type:
-// -1 for none.
+// Scale, bias, rounding and store. out_type: of a high-precision result, or 3 + the format of an FP8 one; bias_type: -1
+// for none.
 template <int out_type, int bias_type>
 struct Epilogue {
     const void* bias;
@@ -16,7 +16,7 @@ struct Epilogue {
     }
 
     DEVICE static float scaled(float acc, float scale_a, float scale_b) { return scale_a * (scale_b * acc); }
-    // 0 without a bias, which `biased` does not add: -0 would become 0.
+    // 0 without a bias; `biased` does not add it, as that would turn -0 into 0.
     DEVICE float bias_of(int column) const {
         if constexpr (bias_type < 0) return 0.0f;
         else return load_element<bias_type>(bias, column);
@@ -37,11 +37,11 @@ struct Epilogue {
 constexpr int GELU = 1, GELU_TANH = 2, SILU = 3;
 constexpr float LOG2_E = 0x1.715476p+0f;
 
-// x / (1 + 2**power): within 2**-20 of it for powers up to 23.
+// x / (1 + 2**power), with a relative error below 2**-20 for powers up to 23.
 DEVICE float over_one_and_exp2(float x, float power) { return x * reciprocal_fast(1.0f + exp2_fast(power)); }
 
-// The part of normal numbers below -y, y >= 0: t * p(t) * exp(-y * y / 2) with t = 1 / (1 + 0.3 * y), where p is fitted
-// to errors below 2**-22 of the whole for y up to 14. fp32 makes 2**-20 of that, 2**-17 where y is 12.
+// The normal distribution function at -y, y >= 0: t * p(t) * exp(-y * y / 2) with t = 1 / (1 + 0.3 * y). p is fitted to
+// a relative error below 2**-22 for y up to 14; fp32 arithmetic makes it 2**-20, and 2**-17 at y = 12.
 DEVICE float normal_tail(float y) {
     const float t = reciprocal_fast(fma_flushing(0.3f, y, 1.0f));
     float p = 0x1.243fa4p-5f;
@@ -71,7 +71,7 @@ DEVICE float activated(float x) {
     }
 }
 
-// What is done to a value with its bias before it is rounded. `accumulates`: whether beta is not 0, and out is read.
+// The ending: beta and the activation, between bias and rounding. `accumulates`: beta is not 0, and out is read.
 template <int out_type, int activation, bool accumulates>
 struct Ending {
     float beta;
@@ -85,7 +85,7 @@ struct Ending {
     }
 };
 
-// An element of a high-precision result in memory.
+// The memory type of an element of a high-precision result.
 template <int out_type>
 struct Result {
     using Element = unsigned short;
@@ -95,7 +95,7 @@ struct Result<FLOAT32> {
     using Element = float;
 };
 
-// Numbers of a result that are loaded before they are needed; until then they are as memory has them.
+// Elements of a result that beta scales, loaded before they are needed and kept in their memory type until then.
 template <int out_type, int count, bool accumulates>
 struct Addends {
     typename Result<out_type>::Element kept[count];
@@ -113,7 +113,7 @@ struct Addends<out_type, count, false> {
     DEVICE static float number(int) { return 0.0f; }
 };
 
-// One atomic a warp that has any number. Numbers that are not negative are ordered as their bits are.
+// Raises amax by one atomic per warp, unless the warp's is 0. Non-negative floats are ordered as their bits are.
 DEVICE void publish_amax(float amax, float* result) {
     const unsigned largest = warp_max(bits_of(amax));
     if (lane() == 0 && largest != 0) atomic_max(reinterpret_cast<unsigned*>(result), largest);

@@ -1,4 +1,4 @@
-// The pipeline of a product: the rings through which k-blocks pass, and the barriers of their stages.
+// The pipeline of a product: positions in the rings through which k-blocks pass, and the mbarriers of their stages.
 #pragma once
 #include "../ptx/tma.cuh"
 #include "../ptx/wgmma.cuh"
@@ -10,7 +10,8 @@ struct ScaleGrid {
     long long row, col;
 };
 
-// A place in a ring of SIZE stages; parity is that of the times it was passed before.
+// A position in a ring of SIZE stages. `parity` is that of the number of times it has wrapped around; `passed` tells
+// whether it has wrapped around at all.
 template <int SIZE>
 struct Ring {
     int stage, parity, passed;
@@ -24,7 +25,7 @@ struct Ring {
             passed = 1;
         }
     }
-    // Of a reader: the same for any count.
+    // For a consumer: advances by any count.
     DEVICE void skip(int count) {
         const int from = stage + count;
         parity ^= from / SIZE & 1;
@@ -32,12 +33,12 @@ struct Ring {
     }
 };
 
-// A ring's barriers: full, then empty.
+// A ring's mbarriers: a full one per stage, then an empty one per stage.
 template <int SIZE>
 struct PipelineBarriers {
     unsigned barriers;
 
-    // A thread makes them; in a phase so many arrive at each full and each empty one.
+    // Called by one thread. In a phase so many threads arrive at each full, and at each empty, barrier.
     DEVICE void init(int full_arrivals, int empty_arrivals) const {
 #pragma unroll
         for (int i = 0; i < SIZE; ++i) {

@@ -1,6 +1,6 @@
-// Scales as a BLAS library wants them. `out`, dense with rows of `ld` floats, becomes the strided matrix `in`
-// [rows, cols] with each row padded to `ld` by ones: a stride of 0 repeats a scale, exchanged strides transpose.
-// All blocks share the work; rows 0 are none. The caller owes: ld >= cols.
+// Copies scales into the layout that a BLAS library takes: the strided matrix `in` [rows, cols] into `out`, dense with
+// rows of `ld` floats, padded with ones. A stride of 0 repeats a scale; exchanged strides transpose. All blocks divide
+// the work. With rows 0 there is nothing to copy. The caller owes: ld >= cols.
 #pragma once
 
 template <int THREADS>
@@ -21,7 +21,7 @@ struct Relayout {
     }
 };
 
-// Copies `count` 16-bit numbers, 16 bytes at a time where both addresses are aligned to that.
+// Copies `count` 16-bit numbers, 16 bytes at a time if both addresses are aligned to 16.
 template <int THREADS>
 DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count) {
     const int thread = block_x() * THREADS + thread_x(), threads = grid_x() * THREADS;
@@ -31,8 +31,8 @@ DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count
     for (int i = 8 * vectors + thread; i < count; i += threads) out[i] = in[i];
 }
 
-// The whole kernel: up to three matrices of scales, `count` 16-bit numbers copied as they are, and, where `number` is
-// given, its reciprocal.
+// The whole kernel: copies up to three matrices of scales and `count` 16-bit numbers, and stores the reciprocal of
+// `number` if there is one.
 template <int THREADS>
 DEVICE void relayout_all(const Relayout<THREADS>& first, const Relayout<THREADS>& second,
                          const Relayout<THREADS>& third, const unsigned short* halves, unsigned short* copy, int count,

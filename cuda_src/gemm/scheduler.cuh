@@ -1,4 +1,4 @@
-// Which tiles of a result a block makes, and in which order.
+// Tile schedulers: which tiles of a result a block makes, and in which order.
 #pragma once
 
 DEVICE int least(int x, int y) { return x < y ? x : y; }
@@ -8,24 +8,24 @@ struct TileOrigin {
     int row, column;
 };
 
-// Dense: a block for every tile, those of the same columns after each other.
+// Dense: one block per tile; the tiles of the same columns follow each other.
 template <int rows, int columns>
 DEVICE TileOrigin dense_tile(int row_tiles) {
     return {int(block_x() % row_tiles) * rows, int(block_x() / row_tiles) * columns};
 }
 
-// Persistent: a block takes every grid_x()-th tile. `abreast` tiles of rows come before the next columns, so that the
-// tiles that are computed at a time share rows and columns in L2. The last rows' tiles begin where they end with the
-// last row, or up to 3 later, at a multiple of 4: rows that two tiles have get equal bits from both, and TMA is spared
-// rows outside of a tensor, which it takes longer to fill with zeros than to load. Not so if tiles are to be `apart`, as
-// what is added to a result is to be added once.
+// Persistent: a block takes every grid_x()-th tile. `abreast` tiles of rows come before the next columns, so that
+// concurrent tiles share rows and columns in L2. The tiles of the last rows are moved up, to the first multiple of 4
+// from which they reach to the last row or up to 3 rows past it. Rows that two tiles have get equal bits from both, and
+// TMA need not fill rows outside of the tensor with zeros, which takes longer than loading them. Tiles that must stay
+// `apart`, because each result may be added to only once, are not moved.
 //
-// A cluster of blocks has tiles of the same columns. Where the result has no more rows for one of them, it makes the
-// last rows' tile once more, to the same bits.
+// The blocks of a cluster have tiles of the same columns. A block for which there are no more rows makes the last rows'
+// tile once more, to the same bits.
 template <int rows, int columns, int abreast, bool apart = false, int cluster = 1>
 struct PersistentTiles {
     static_assert(cluster == 1 || !apart, "a cluster makes some tiles twice");
-    int down, across, last_row, at;  // down and at in clusters
+    int down, across, last_row, at;  // down and at count clusters
 
     DEVICE PersistentTiles(int m, int n)
         : down((m + cluster * rows - 1) / (cluster * rows)),
@@ -34,12 +34,12 @@ struct PersistentTiles {
           at((int)block_x() / cluster) {}
     DEVICE bool more() const { return at < down * across; }
     DEVICE void next() { at += (int)grid_x() / cluster; }
-    // How many are left.
+    // How many tiles this block has left.
     DEVICE int count() const {
         const int step = (int)grid_x() / cluster;
         return (down * across - at + step - 1) / step;
     }
-    // This block's place in a cluster.
+    // This block's rank in its cluster.
     DEVICE static int rank() { return (int)block_x() % cluster; }
     DEVICE TileOrigin origin() const {
         constexpr int together = abreast / cluster;
@@ -49,11 +49,11 @@ struct PersistentTiles {
     }
 };
 
-// Split k, persistent: `ranks` consecutive blocks share a tile, each a part of its k-blocks, and take every
+// Split k, persistent: `ranks` consecutive blocks share a tile, each with a part of its k-blocks, and take every
 // (grid_x() / ranks)-th tile. The iterator gives a block's k-blocks in the order in which they pass through its rings.
 struct KBlockIterator {
     int tile, k_block, left;                   // the position
-    int first_k_block, k_blocks, tiles, step;  // the block's part of k; all tiles; from one of its tiles to the next
+    int first_k_block, k_blocks, tiles, step;  // the block's part of k; all tiles; the step between its tiles
 
     DEVICE KBlockIterator(int all_tiles, int all_k_blocks, int rank, int ranks) {
         first_k_block = all_k_blocks * rank / ranks;

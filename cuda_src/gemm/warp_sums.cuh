@@ -1,9 +1,9 @@
-// The end of a product whose warps share k: their sums of a tile's results, [WARPS][ROWS][PITCH] in shared memory.
+// The end of a product whose warps divide k: it adds their sums of a tile, [WARPS][ROWS][PITCH] in shared memory.
 #pragma once
 #include "scheduler.cuh"
 
-// Calls end(acc, row, column) for each result of the tile at `origin` that an [m, n] matrix has, with the warps' sums
-// added in their order: the threads of a block share the results.
+// Calls end(acc, row, column) for each result of the tile at `origin` that is inside an [m, n] matrix; acc adds the
+// warps' sums in their order. The threads of a block divide the results among them.
 template <int WARPS, int ROWS, int COLUMNS, int PITCH, class End>
 DEVICE void for_each_sum(const float* sums, TileOrigin origin, int m, int n, End end) {
     for (int i = int(thread_x()); i < ROWS * COLUMNS; i += WARPS * WARP) {

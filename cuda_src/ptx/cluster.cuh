@@ -1,12 +1,12 @@
-// Ops of platform.cuh for the blocks of a cluster, which run at once and store into each other's shared memory
-// (DSMEM). On architectures before sm_90 they do nothing: no plan launches clusters there.
+// Platform ops for the blocks of a cluster, which run concurrently and store into each other's shared memory (DSMEM).
+// Before sm_90 they do nothing: no plan launches clusters there.
 #pragma once
 
 #include "mbarrier.cuh"
 
 // Called by one warp: initializes the mbarrier and sets its expected transaction bytes. All blocks of the cluster do so
-// before any leaves cluster_wait(), after which peers may store. (A single thread could do without the warp's barrier,
-// but racecheck takes it for another unit than the one that initializes.)
+// before any leaves cluster_wait(), after which peers may store. (A single thread needs no __syncwarp between the two,
+// but without it racecheck takes it for another unit than the one that initializes.)
 DEVICE void tx_barrier_open(word64* barrier, int bytes) {
 #if FP8CORE_PTX >= 900
     if (lane() == 0) {
@@ -19,8 +19,8 @@ DEVICE void tx_barrier_open(word64* barrier, int bytes) {
     if (lane() == 0) emulation_tx_barrier_open(barrier, bytes);
 #endif
 }
-// Orders nothing but the opening of the barrier. A launch without clusters must not call it: both words are barrier 0
-// of a block then.
+// Relaxed: it orders nothing but the opening of the barrier before the peers' wait. A launch without clusters must not
+// call it: without a cluster both instructions are barrier 0 of the block.
 DEVICE void cluster_arrive() {
 #if FP8CORE_PTX >= 900
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -35,7 +35,7 @@ DEVICE void cluster_wait() {
     emulation_cluster_wait();
 #endif
 }
-// Stores x where block `rank` has `place`, and counts its bytes at that block's barrier.
+// Stores x at `place` in the shared memory of block `rank`, and counts its bytes at that block's barrier.
 DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned rank) {
 #if FP8CORE_PTX >= 900
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(
@@ -46,7 +46,7 @@ DEVICE void dsmem_store(unsigned* place, unsigned x, word64* barrier, unsigned r
     emulation_dsmem_store(place, x, barrier, rank);
 #endif
 }
-// `place` and a barrier of block `rank`, found before they are needed. Every lane of a warp makes one.
+// The addresses of `place` and a barrier in block `rank`, computed early. Every lane of a warp makes one.
 struct RemotePlace {
 #if FP8CORE_PTX >= 900
     unsigned place, barrier;
@@ -54,7 +54,7 @@ struct RemotePlace {
     DEVICE RemotePlace(unsigned* p, word64* its_barrier, unsigned rank)
         : place(computed_here(cluster_address(shared_address(p), rank))),
           barrier(computed_here(cluster_address(shared_address(its_barrier), rank))) {}
-    // Stores x so many words further on, and counts it at a barrier so many further on.
+    // Stores x `words` words after the place, and counts it at the barrier `barriers` after the given one.
     DEVICE void store(unsigned x, int words, int barriers) const {
         asm volatile(
             "st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(place + 4 * words),
@@ -72,7 +72,7 @@ struct RemotePlace {
     }
 #endif
 };
-// All expected bytes have arrived.
+// Waits until all expected bytes have arrived.
 DEVICE void tx_barrier_wait(word64* barrier) {
 #if FP8CORE_PTX >= 900
     barrier_wait(shared_address(barrier), 0);
@@ -82,7 +82,7 @@ DEVICE void tx_barrier_wait(word64* barrier) {
 }
 
 #if FP8CORE_PTX >= 900
-// ---- beside them, by addresses of 32 bits (`cluster_address`): arrivals at, and stores into, another block
+// ---- arrivals at, and stores into, another block, by 32-bit addresses (`cluster_address`)
 
 DEVICE void remote_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");

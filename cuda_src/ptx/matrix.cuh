@@ -1,11 +1,10 @@
-// The tensor instructions of a warp, as tiles of 16 x 16 x 32: D += A * B by one warp, from four mma.sync m16n8k16 of
-// 16-bit floats, which every GPU has from sm_80 on, or, FP8_DIRECT, from two m16n8k32 of codes. Here the 16-bit float is
-// fp16, which holds every number of e4m3 and e5m2 exactly. hip_src/gemm/matrix.cuh defines the same for AMD GPUs, with
-// bf16.
+// The tensor instructions of a warp as tiles of 16 x 16 x 32, D += A * B: four mma.sync m16n8k16 of 16-bit floats,
+// which every GPU has from sm_80 on, or, with FP8_DIRECT, two m16n8k32 of codes. Here the 16-bit float is fp16, which
+// represents every number of e4m3 and e5m2 exactly. hip_src/gemm/matrix.cuh defines the same for AMD GPUs, with bf16.
 //
-// The 32 numbers of k of a row of A, and of a column of B, are four chunks of eight. A lane holds LANE_CHUNKS chunks of
-// LANE_ROWS rows: the chunks from lane_chunk() on, of the rows lane_row() and 8 rows further. The order of k does not
-// matter, only that A and B agree on it. Of D it holds SUMS numbers. Every lane of the warp has to take part.
+// The 32 numbers along k of a row of A, and of a column of B, are four chunks of eight. A lane holds LANE_CHUNKS
+// chunks, from lane_chunk() on, of LANE_ROWS rows, lane_row() and 8 rows after it, and SUMS numbers of D. The order of
+// k does not matter, only that A and B agree on it. Every lane of the warp has to take part.
 #pragma once
 #include "../platform.cuh"
 #include "../gemm/generic/halves.cuh"
@@ -21,7 +20,7 @@ DEVICE int lane_chunk() { return int(lane()) % 4; }
 DEVICE int sum_row(int i) { return int(lane()) / 4 + 8 * (i / 2 % 2); }
 DEVICE int sum_column(int i) { return 8 * (i / 4) + 2 * (int(lane()) % 4) + i % 2; }
 
-// What a lane holds of 16 rows of A, or columns of B: chunks of eight 16-bit floats (Vector16) or codes (Vector8).
+// A lane's fragment of 16 rows of A, or columns of B: chunks of eight 16-bit floats (Vector16) or codes (Vector8).
 template <class Chunk>
 struct FragmentOf {
     Chunk chunk[LANE_ROWS][LANE_CHUNKS];
@@ -62,8 +61,8 @@ DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<V
     }
 }
 #else
-// By exchanges between lanes, in the order of k, which the hardware does not promise: for the emulation, and for GPUs
-// without the instruction.
+// The same by shuffles, for the emulation and for GPUs without the instruction. It adds in the order of k, which the
+// hardware does not guarantee.
 template <int, int>
 DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     const unsigned g = lane() / 4, q = lane() % 4;
@@ -83,7 +82,7 @@ DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<V
 }
 #endif
 
-// Eight codes as numbers of 16 bits, exactly. On sm_89 and later e4m3 is an instruction for two.
+// Conversions of codes to fp16, exactly. sm_89 and later have an instruction for two e4m3 codes.
 #if FP8CORE_PTX
 DEVICE unsigned bytes_of(unsigned x, unsigned y, unsigned selector) {
     unsigned r;
@@ -105,7 +104,7 @@ DEVICE unsigned times_256(unsigned pair) {
 }
 template <int FORMAT>
 DEVICE unsigned widened_pair(unsigned codes, unsigned selector) {
-    if constexpr (FORMAT == E5M2) return bytes_of(codes, 0, selector);  // the upper half of its fp16
+    if constexpr (FORMAT == E5M2) return bytes_of(codes, 0, selector);  // a code is the upper byte of its fp16
     if constexpr (FORMAT == E4M3FN) return times_256(e4m3fn_as_halves(bytes_of(codes, 0, selector)));
     float lo, hi;
     decode_pair<FORMAT>(static_cast<unsigned short>(codes >> (selector == 0x1404 ? 0 : 16)), lo, hi);

@@ -1,16 +1,16 @@
-// mbarriers: barriers in shared memory that count arrivals and bytes. sm_90 and later, whose instructions take
-// addresses in shared memory as numbers of 32 bits.
+// mbarriers: barriers in shared memory that count arrivals and bytes, on sm_90 and later. The instructions take
+// addresses in shared memory as 32-bit numbers.
 #pragma once
 
 #if FP8CORE_PTX >= 900
 DEVICE unsigned shared_address(const void* p) { return static_cast<unsigned>(__cvta_generic_to_shared(p)); }
-// Where block `rank` of the cluster has what this block has at an address.
+// The address in block `rank` of the cluster that corresponds to this block's `address`.
 DEVICE unsigned cluster_address(unsigned address, unsigned rank) {
     unsigned remote;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
     return remote;
 }
-// Phase p is complete when its arrivals and its announced bytes are in; waits take p's parity.
+// Phase p completes when all its arrivals and its expected bytes are in; waits take the parity of p.
 DEVICE void barrier_init(unsigned barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }

@@ -1,10 +1,10 @@
-// The FP8 tensor instruction of a warp: D += W * T, W 16 channels x 32 of k, T 32 of k x 8 tokens, by
-// one warp (mma.sync m16n8k32; native on sm_89 and from sm_120 on, HMMA on sm_90 and sm_100). Codes are OCP's.
+// The FP8 tensor instruction of a warp, mma.sync m16n8k32: D += W * T with W 16 channels x 32 of k, and T 32 of k x 8
+// tokens. It is native on sm_89 and from sm_120 on, and runs as HMMA on sm_90 and sm_100. Codes are in OCP formats.
 //
-// With g = lane / 4 and q = lane % 4 a lane holds four neighbours along k in a word:
+// With g = lane / 4 and q = lane % 4, a lane holds, each word with four neighbours along k:
 //   of W: rows g and g + 8 at k = 4 * q in words 0 and 1, the same rows at k = 16 + 4 * q in words 2 and 3;
 //   of T: token g at k = 4 * q in word 0, at k = 16 + 4 * q in word 1;
-//   of D: row g, tokens 2 * q and 2 * q + 1 in numbers 0 and 1, row g + 8 of the same in 2 and 3.
+//   of D: row g, tokens 2 * q and 2 * q + 1, in numbers 0 and 1; row g + 8, the same tokens, in numbers 2 and 3.
 // The order of k does not matter, only that W and T agree on it. Every lane of the warp has to take part.
 #pragma once
 #include "../platform.cuh"
@@ -34,7 +34,7 @@ DEVICE void mma(MmaSum& d, MmaWeight w, MmaTokens t) {
     else FP8CORE_MMA("e4m3.e4m3");
 }
 #else
-// Sums in the order of k, which the hardware does not promise.
+// Adds in the order of k, which the hardware does not guarantee.
 template <int W, int T>
 DEVICE void mma(MmaSum& d, MmaWeight w, MmaTokens t) {
     const unsigned g = lane() / 4, q = lane() % 4;

@@ -1,5 +1,5 @@
-// Copies into shared memory without registers: TMA, which takes tiles of a two-dimensional tensor (columns first)
-// by a tensor map, and cp.async, which takes single words. Addresses in shared memory are 32-bit numbers.
+// Copies that bypass registers: TMA, which moves boxes of a two-dimensional tensor (columns first) by a tensor map, and
+// cp.async, which loads single words and vectors. Addresses in shared memory are 32-bit numbers.
 #pragma once
 #include "../platform.cuh"
 
@@ -7,8 +7,8 @@ struct alignas(64) TensorMap {
     char bytes[128];
 };
 
-// Of a warp: true in one lane, which the compiler knows to be one. Where it only knows that a lane's number is 0, each
-// copy by TMA becomes a loop over the lanes that might differ.
+// True in one lane of a warp, by elect.sync, so that the compiler knows that it is a single one. With a test for lane 0
+// each TMA copy becomes a loop over lanes whose operands might differ.
 DEVICE bool elected() {
     unsigned chosen;
     asm volatile("{\n\t.reg .pred one;\n\telect.sync _|one, 0xffffffff;\n\tselp.u32 %0, 1, 0, one;\n\t}"
@@ -22,7 +22,8 @@ DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, in
                  "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
 }
-// The same into each block of the cluster whose bit is set in `blocks`: at the same place, counted at the same barrier.
+// Multicast: loads the box into each block of the cluster whose bit is set in `blocks`, at the same address, and counts
+// it at the same barrier.
 DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier,
                              int blocks) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
@@ -30,7 +31,7 @@ DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int col
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)blocks)
                  : "memory");
 }
-// The same as the first, with a policy of L2.
+// As the first, with an L2 eviction policy.
 constexpr word64 EVICT_NORMAL = 0x1000000000000000ull, EVICT_FIRST = 0x12F0000000000000ull,
                  EVICT_LAST = 0x14F0000000000000ull;
 DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier,
@@ -40,7 +41,7 @@ DEVICE void tile_load(unsigned destination, const TensorMap* map, int column, in
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
                  : "memory");
 }
-// The second, with a policy of L2.
+// Multicast with an L2 eviction policy.
 DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier,
                              int blocks, word64 policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster"
@@ -48,17 +49,17 @@ DEVICE void tile_load_shared(unsigned destination, const TensorMap* map, int col
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "h"((unsigned short)blocks), "l"(policy)
                  : "memory");
 }
-// Asks for a tile into L2, where a load of it finds it later.
+// Prefetches a box into L2.
 DEVICE void tile_prefetch(const TensorMap* map, int column, int row) {
     asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(column), "r"(row)
                  : "memory");
 }
-// Of what is read once.
+// Loads data that is read once.
 DEVICE void tile_load_once(unsigned destination, const TensorMap* map, int column, int row, unsigned barrier) {
     tile_load(destination, map, column, row, barrier, EVICT_FIRST);
 }
 
-// ---- stores: a thread's, in groups, whose sources may be written again when they are read
+// ---- stores, in groups of a thread: a source may be overwritten when its group has been read
 
 DEVICE void tile_store(const TensorMap* map, unsigned source, int column, int row) {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
@@ -66,18 +67,18 @@ DEVICE void tile_store(const TensorMap* map, unsigned source, int column, int ro
                  : "memory");
 }
 DEVICE void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Waits until the sources of all but the last PENDING groups are read.
+// Waits until the sources of all but the last PENDING groups have been read.
 template <int PENDING>
 DEVICE void stores_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 
-// ---- cp.async: a thread's copies count once at a barrier when they are in
+// ---- cp.async: a thread arrives once at a barrier when all its copies have landed
 
 DEVICE void word_copy(unsigned destination, const void* source) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
-// 16 bytes, of which the first ``bytes`` are read and the others zero.
+// Copies 16 bytes: the first ``bytes`` of them from the source, the others zero.
 DEVICE void vector_copy(unsigned destination, const void* source, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
                  : "memory");
@@ -87,6 +88,6 @@ DEVICE void words_arrive(unsigned barrier) {
 }
 DEVICE void words_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Puts this thread's accesses to shared memory before those of TMA and the tensor cores behind a barrier: its stores are
-// seen by then, and its loads are over.
+// Orders this thread's accesses to shared memory before those that TMA and the tensor cores make after a barrier: by
+// then its stores are visible and its loads complete.
 DEVICE void accesses_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }

@@ -1,9 +1,9 @@
-// wgmma of sm_90a: d[64, n] (+)= w[64, 32] * a[n, 32]^T, both in shared memory, rows of 128 swizzled bytes; and
-// what warpgroups need beside it.
+// wgmma of sm_90a: d[64, n] (+)= w[64, 32] * a[n, 32]^T, w in shared memory or registers, a in shared memory, in rows
+// of 128 swizzled bytes; named barriers; and register reallocation for warpgroups.
 #pragma once
 #include "../platform.cuh"
 
-// ---- some threads of a block, and the registers of a warpgroup
+// ---- named barriers, and the registers of a warpgroup
 
 DEVICE void threads_arrive(int barrier, int threads) {
     asm volatile("barrier.cta.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -12,7 +12,7 @@ DEVICE void threads_sync(int barrier, int threads) {
     asm volatile("barrier.cta.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// A warpgroup: from here on each of its threads has so many registers.
+// Called by a warpgroup: each of its threads has COUNT registers from here on.
 template <int COUNT>
 DEVICE void registers_give() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
@@ -24,7 +24,7 @@ DEVICE void registers_take() {
 
 // ---- products
 
-// The descriptor of a tile at a multiple of 1,024 bytes; + 2 moves it by 32 columns.
+// The matrix descriptor of a tile at a multiple of 1,024 bytes; adding 2 moves it by 32 columns.
 DEVICE word64 tile_descriptor(unsigned address) {
     return (word64)(address >> 4 & 0x3FFF) | 1ull << 16 | 64ull << 32 | 1ull << 62;
 }
@@ -35,7 +35,7 @@ template <int PENDING>
 DEVICE void product_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// Keeps the compiler from moving what it does with these registers past here.
+// Keeps the compiler from moving accesses to these registers across this point.
 template <int COUNT>
 DEVICE void registers_fence(float (&registers)[COUNT]) {
 #pragma unroll
@@ -47,8 +47,8 @@ DEVICE void registers_fence(unsigned (&registers)[ROWS][COUNT]) {
     for (int i = 0; i < ROWS * COUNT; ++i) asm volatile("" : "+r"(registers[i / COUNT][i % COUNT])::"memory");
 }
 
-// Thread t of the 128 holds of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1}
-// in d[4 * j + 2 * half + {0, 1}].
+// d[4 * j + 2 * half + {0, 1}] of thread t of the 128 are of row (t / 32) * 16 + (t % 32) / 4 + 8 * half and columns
+// 8 * j + t % 4 * 2 + {0, 1}.
 // clang-format off
 #define WGMMA_D4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define WGMMA_D8(i) WGMMA_D4(i), WGMMA_D4(i + 4)
@@ -113,7 +113,7 @@ DEVICE void registers_fence(unsigned (&registers)[ROWS][COUNT]) {
                WGMMA_D32(96))
 // clang-format on
 
-// d = (keep ? d : 0) + w * a^T of the formats, 32 columns of the tiles of two descriptors.
+// d = (keep ? d : 0) + w * a^T for 32 columns of k of two tiles, given by their descriptors.
 template <int w_format, int a_format, int sums, int n = 2 * sums>
 DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
     static_assert(n == 8 || n == 16 || n == 32 || n == 48 || (n >= 64 && n <= 128 && n % 8 == 0) || n == 144 ||
@@ -128,8 +128,8 @@ DEVICE void product_issue(float (&d)[sums], word64 w, word64 a, int keep) {
     }
 }
 
-// The same with 64 rows of w in registers: a thread has of rows (t / 32) * 16 + (t % 32) / 4 + {0, 8} the columns
-// t % 4 * 4 + {0, ..., 3} in w[0] and w[1], and those 16 columns on in w[2] and w[3].
+// The same with 64 rows of w in registers: thread t has, of rows (t / 32) * 16 + (t % 32) / 4 + {0, 8}, the columns
+// t % 4 * 4 + {0, ..., 3} in w[0] and w[1], and the columns 16 further in w[2] and w[3].
 // clang-format off
 #define WGMMA_W(n, types, registers, w0, w1, w2, w3, a_at, keep_at, ...)                                              \
     asm volatile("{\n\t.reg .pred keep;\n\tsetp.ne.b32 keep, " keep_at ", 0;\n\t"                                     \
@@ -159,11 +159,11 @@ DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, in
     }
 }
 
-// The columns of w that a step of 32 multiplies.
+// The part of w that a step of 32 columns multiplies.
 DEVICE word64 columns_of(word64 w, int step) { return w + 2 * step; }
 DEVICE auto columns_of(const unsigned (&w)[4][4], int step) -> const unsigned (&)[4] { return w[step]; }
 
-// The same of the 128 columns of a k-block, as one committed group that starts from 0.
+// d = w * a^T for the 128 columns of a k-block, as one committed group.
 template <int w_format, int a_format, int sums, class Weight>
 DEVICE void product_of_block(float (&d)[sums], const Weight& w, word64 a) {
     registers_fence(d);

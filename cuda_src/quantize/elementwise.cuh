@@ -1,13 +1,13 @@
-// Any group shape, any stride, any alignment, one element at a time: what the other kernels do not take.
+// The fallback that quantizes one element at a time: any group shape, stride and alignment.
 //
-// A block handles a panel, HEIGHT rows (-1: all) of WIDTH columns (0: all): whole groups side by side. It reads the
-// panel for the groups' largest magnitudes and again to encode it. With MODE STATIC a panel is just a piece of the
-// matrix.
+// A block handles a panel of HEIGHT rows (-1: all) x WIDTH columns (0: all): whole groups side by side. It reads the
+// panel once for the groups' largest magnitudes and again to encode it. With MODE STATIC a panel is any piece of x.
 //
-// Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS HEIGHT WIDTH, GROUPS in a panel, and of a group GROUP_ROWS and
-// GROUP_COLS, -1 for all. The caller owes, unless MODE is STATIC: WIDTH is GROUPS * GROUP_COLS, at most THREADS or of
-// one group, and HEIGHT is GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number: panels are dealt
-// round-robin).
+// Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS HEIGHT WIDTH, and
+//   GROUPS                  groups of a panel;
+//   GROUP_ROWS, GROUP_COLS  of a group, -1 for all.
+// The caller owes, unless MODE is STATIC: WIDTH is GROUPS * GROUP_COLS, at most THREADS or of one group, and HEIGHT is
+// GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number of blocks: panels are dealt round-robin).
 #pragma once
 constexpr int ALIGNMENT = FP8_ALIGNMENT, FORMAT = FP8_FORMAT, GROUPS = FP8_GROUPS, GROUP_COLS = FP8_GROUP_COLS,
               GROUP_ROWS = FP8_GROUP_ROWS, HEIGHT = FP8_HEIGHT, INPUT = FP8_INPUT, MODE = FP8_MODE,
@@ -18,8 +18,8 @@ constexpr int ALIGNMENT = FP8_ALIGNMENT, FORMAT = FP8_FORMAT, GROUPS = FP8_GROUP
 struct Rectangle {
     long long row, past_row, col, past_col;
 };
-// A thread's elements of a panel, `unroll` at a time: of a narrow one a column's every row_step-th, else the rows'
-// every THREADS-th.
+// Visits a thread's elements of a panel, `unroll` at a time: in a narrow panel every row_step-th of one column,
+// otherwise every THREADS-th of each row.
 template <bool narrow, int row_step, int unroll, class Action>
 DEVICE void each_element(const Rectangle& part, Action action) {
     if constexpr (narrow) {
@@ -40,7 +40,7 @@ quantize_elementwise(QUANTIZE_PARAMETERS) {
     SHARED float group_scale[GROUPS];
     constexpr bool NARROW = WIDTH > 0 && WIDTH <= THREADS;  // a thread stays in one column
     constexpr int ROW_STEP = NARROW ? THREADS / WIDTH : 1;
-    // Threads past the last whole row of a narrow panel have nothing to do: they begin below it.
+    // Threads past the last whole row of a narrow panel have nothing to do: they begin past its last row.
     const int rest = NARROW ? THREADS / WIDTH * WIDTH : THREADS;
     const long long row_start = thread_x() >= rest ? rows_padded : NARROW ? thread_x() / WIDTH : 0;
     const int col_start = NARROW ? thread_x() % WIDTH : thread_x();
@@ -52,7 +52,7 @@ quantize_elementwise(QUANTIZE_PARAMETERS) {
     grid_dependency_launch();
     grid_dependency_wait();
 
-    // (Groups of all columns have scales where there are no columns, too.)
+    // (Groups of all columns have scales even if there are no columns.)
     const auto has_groups = [&](long long panel) { return panel * width < cols || (WIDTH == 0 && panel == 0); };
     for (long long panel = block_y(); has_groups(panel); panel += grid_y()) {
         const long long first_col = panel * width, past_col = first_col + width < cols ? first_col + width : cols;

@@ -1,13 +1,13 @@
-// What quantize_rowwise_unaligned does, for groups of a row where elements are so few that latencies and instructions count.
+// quantize_rowwise_unaligned for groups of a row, if elements are so few that latencies and instructions count.
 //
-// A group has as many vectors of 8, aligned to the codes' addresses, as it would have if rows were aligned. The first
-// begins up to 7 elements after the group does, so the last reaches as far into the next group: what is there is the
-// head of that one, whose first thread loads the vector once more. So each thread has VECTORS vectors, and the first of a
-// team one more; addresses are computed, and what is read and written is brought to L2, before the preceding kernel has
-// ended.
+// Vectors of 8 are aligned to the codes' addresses; a group has as many as if rows were aligned. Its first one begins
+// up to 7 elements after the group's first element, so its last one reaches as far into the next group. There it
+// contains that group's head, and that group's first thread loads it once more. So each thread has VECTORS vectors, and
+// the first of a team has one more. Before the preceding kernel has ended, addresses are computed, and inputs and
+// outputs are prefetched into L2.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS, and
-//   ACROSS  groups side by side, of which the last one has what is left; blocks side by side have TEAMS rows.
+//   ACROSS  groups side by side, of which the last one has the remaining columns; blocks side by side have TEAMS rows.
 // The caller owes: TEAM is a power of two up to WARP; groups have TEAM * VECTORS * 8 columns; elements of x are at
 // multiples of their size; the grid is that of rowwise_unaligned.cuh.
 #pragma once
@@ -34,14 +34,14 @@ quantize_groups_unaligned(QUANTIZE_PARAMETERS) {
     byte* const scale_to = computed_here(
         static_cast<byte*>(scales) + (row * scale_row_stride + tile * scale_col_stride) * SCALE_BYTES<SCALE_FORMAT>);
     const Bounds bounds = {x, x + ((rows - 1) * x_stride + cols) * SIZE_OF<INPUT>};
-    // How many elements of vector v are the group's, from the first on; and of the vector before the first one.
+    // How many elements of vector v, from its first on, are of the group; and which of the vector before the first one.
     const int rest = width - ahead - static_cast<int>(member) * 8;
     const auto count_of = [&](int v) {
         const int count = rest - v * (TEAM * 8);
         return count < 8 ? count : 8;
     };
     const Slice head = {8 - ahead, 8 - (member != 0 ? ahead : ahead > width ? ahead - width : 0)};
-    // Whether all that this thread loads are whole vectors of 16 bytes and more.
+    // Whether this thread can load all its vectors as whole 16-byte words, within the bounds.
     const byte* const begin = head.any() ? from - BYTES : from;
     const int span = (count_of(VECTORS - 1) > 0 ? VECTORS - 1 : (rest - 1) / (TEAM * 8)) * (TEAM * BYTES) + BYTES;
     const bool simple = computed_here(off_of(from) == 0 && begin >= bounds.begin && from + span <= bounds.end) != 0;

@@ -1,22 +1,22 @@
-// A team of threads quantizes a tile that shares one scale: a token, a group of one, a block of a group.
+// A team of threads quantizes a tile with one scale: a token, a group of a token, or a block of rows and columns.
 // scale = formula(max |tile|), data = encode(tile / scale); or with MODE STATIC data = encode(tile * (1 / scale)).
 //
-// The tile stays in registers between the two: every element is read once and written once. Vectors of 8 of a tile are
-// dealt to its TEAM threads round-robin, VECTORS a thread; a team handles REPEAT tiles, TEAMS_X apart along the
-// columns. All loads are issued before the first is used. Rows from `rows` to `rows_padded` become zero bytes, and
-// tiles of such rows alone scale 1.
+// The tile stays in registers between the two steps: every element is read once and written once. Vectors of 8 of a
+// tile are dealt to its TEAM threads round-robin, VECTORS per thread. A team handles REPEAT tiles, TEAMS_X apart along
+// the columns. All loads are issued before the first one is used. Rows from `rows` to `rows_padded` become zero bytes,
+// and tiles with such rows alone get the scale 1.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS REPEAT TEAMS_X ALIGNMENT, and
-//   CLUSTER                 blocks of a cluster that shares a token, so that more multiprocessors have a part; else 1;
-//   TILE_ROWS, TILE_VECS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
-//   DOWN                    1: neighbouring teams are one below another, in the order of scales, not side by side;
-//   EARLY                   1: elements are so few that the time from the wait for the preceding kernel to the loads counts:
-//                           addresses are computed before it;
-//   TAIL                    0: cols is a multiple of what a block spans; 1: of 8; 2: of neither;
+//   CLUSTER                 blocks of a cluster that shares a token, to spread it over more multiprocessors; else 1;
+//   TILE_ROWS, TILE_VECS    the tile; of a token as much as the team can hold; MODE STATIC: a piece of a row;
+//   DOWN                    1: neighbouring teams are below each other, in the order of scales; 0: side by side;
+//   EARLY                   1: addresses are computed before the wait for the preceding kernel, for so few elements
+//                           that the time from the wait to the loads counts;
+//   TAIL                    0: cols is a multiple of a block's columns; 1: of 8; 2: of neither;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS * CLUSTER (then REPEAT is 1), or a power of two up to WARP, or MODE is STATIC;
 // TEAM * VECTORS holds a tile; columns of tiles and of given scales' groups are multiples of 8 or all; addresses and
-// strides of rows are multiples of ALIGNMENT, 8 or 16 (rowwise_unaligned.cuh has less); the grid is (tile columns /
+// strides of rows are multiples of ALIGNMENT, 8 or 16 (else rowwise_unaligned.cuh); the grid is (tile columns /
 // (TEAMS_X * REPEAT), tile rows / teams along the rows), both rounded up, the rows' over y and z.
 #pragma once
 constexpr int ALIGNMENT = FP8_ALIGNMENT, CLUSTER = FP8_CLUSTER, DOWN = FP8_DOWN, EARLY = FP8_EARLY, FORMAT = FP8_FORMAT,
@@ -39,7 +39,7 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
     const int first_tile = block_x() / CLUSTER * (TEAMS_X * REPEAT) + static_cast<int>(team_col);
     const long long first_row = tile_row * TILE_ROWS;
 
-    // The place of vec v of tile r, and how many of its elements are columns (none: 0 or less).
+    // The position of vector v of tile r, and how many of its elements are columns (none: 0 or less).
     auto row_of = [&](int v) { return first_row + (TILE_ROWS == 1 ? 0u : (member + v * TEAM) / TILE_VECS); };
     auto slot_of = [&](int v) {
         const unsigned vec = member + v * TEAM;
@@ -53,7 +53,7 @@ quantize_rowwise(QUANTIZE_PARAMETERS) {
         const int left = static_cast<int>(cols) - tile_col(r) - slot_of(v) * 8;
         return left < 8 ? left : 8;
     };
-    // Of one row, the vecs of a thread are a constant apart, from here on.
+    // In a tile of one row, the vectors of a thread are a constant apart, from these addresses on.
     const byte* from[REPEAT];
     byte *into[REPEAT], *scale_to[REPEAT];
     const long long scale_row = MODE != STATIC ? tile_row : GROUP_ROWS < 0 ? 0 : tile_row / GROUP_ROWS;

@@ -1,18 +1,18 @@
-// What quantize_rowwise does, for rows that begin at any element.
+// quantize_rowwise for rows that begin at any element.
 //
-// Vectors of 8 are at multiples of 8 of the codes' addresses, so that each is stored at once; where rows of x are
-// aligned as those of the codes are, they are loaded at once, too. A row of a tile is some whole vectors and two ends:
-// the head, a slice of the vector before them, and the tail, a slice of the one after them. Whole vectors are dealt to
-// the TEAM threads round-robin, VECTORS a thread, ends on their own: so no whole one is masked. Where tiles are side by
-// side, the tail of one and the head of the next are slices of one vector: if both teams are in one warp, the next
-// one's stores it.
+// Vectors of 8 are at multiples of 8 of the codes' addresses, so that one store writes each of them; if rows of x have
+// the same alignment, one load reads each, too. A row of a tile is some whole vectors and two ends: the head, a slice
+// of the vector before them, and the tail, a slice of the vector after them. Whole vectors are dealt to the TEAM
+// threads round-robin, VECTORS per thread, and ends separately, so that no whole vector is masked. If tiles are side by
+// side, the tail of one and the head of the next are slices of the same vector: if both teams are in one warp, the next
+// tile's team stores it.
 //
 // Tiles are dealt to teams row after row, wherever in a block a row ends: ACROSS blocks side by side have TEAMS rows.
 //
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS, and
-//   TILE_ROWS, TILE_VECS  the tile, of a token as much as the team can hold; MODE STATIC: a piece of a row;
-//   ACROSS                  tiles side by side, of which the last one has what is left;
-//   EARLY                   as rowwise.cuh has it;
+//   TILE_ROWS, TILE_VECS    the tile; of a token as much as the team can hold; MODE STATIC: a piece of a row;
+//   ACROSS                  tiles side by side, of which the last one has the remaining columns;
+//   EARLY                   as in rowwise.cuh;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS or a power of two up to WARP; TEAM * VECTORS is at least TILE_ROWS * TILE_VECS;
 // elements of x are at multiples of their size; the group of a given scale is a tile, or has all columns; the grid is
@@ -39,10 +39,10 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
 
     struct Run {  // A row of the tile:
         const byte* x;
-        byte* data;      // its first whole vector,
-        Slice head;      // of the vector before that one,
-        int vecs;        // how many whole ones,
-        int rest_after;  // and the elements after them.
+        byte* data;      // its first whole vector, in x and in data,
+        Slice head;      // its slice of the vector before that one,
+        int vecs;        // the number of whole vectors,
+        int rest_after;  // and the number of elements after them.
     };
     const auto run_of = [&](int r) -> Run {
         const long long row = first_row + r;
@@ -55,7 +55,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         return {source, codes + ahead, {8 - ahead, end < 8 ? end : 8}, rest / 8, rest % 8};
     };
     Run only = run_of(0);
-    // Of one row, how many vectors there are to load from this thread's first one on.
+    // In a tile of one row: how many vectors there are to load, from this thread's first one on.
     int to_load = first_row < rows ? only.vecs - static_cast<int>(member) : 0;
     if constexpr (EARLY && TILE_ROWS == 1) {
         only.x = computed_here(only.x), only.data = computed_here(only.data);
@@ -68,11 +68,11 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
         }
     }
 
-    struct Piece {  // The place of a vector, and which of its elements are the tile's.
+    struct Piece {  // The addresses of a vector, and which of its elements are of the tile.
         const byte* x;
         byte* data;
         Slice slice;
-        bool reads;  // Its row is one of x, and not only of the codes.
+        bool reads;  // Its row is a row of x, not padding.
     };
     const auto vec_at = [&](int v) -> Piece {
         if constexpr (TILE_ROWS == 1) {
@@ -102,8 +102,8 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     void* const row_scales = static_cast<byte*>(scales) + scale_row * scale_row_stride * SCALE_BYTES<SCALE_FORMAT>;
     grid_dependency_wait();
 
-    // (Before the vecs: what follows the last whole one of a row may be waited for where it is loaded.)
-    float scale = 1.0f;  // of rows that pad
+    // (Before the vectors: after a row's last whole vector, the compiler may wait for a load where it is issued.)
+    float scale = 1.0f;  // of padding rows
     float upper = upper_value;
     if (MODE == STATIC && first_row < rows) scale = load_scale<SCALE_FORMAT>(row_scales, scale_col);
     if (MODE == TOKEN && upper_address) upper = minimum(upper, *upper_address);
@@ -122,7 +122,7 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
     } else {
         load_vecs([&](const byte* p) { return load_slice<INPUT>(p, {0, 8}, bounds); });
     }
-    // (After the vecs, which need not wait for these.)
+    // (After the vectors, which need not wait for these.)
 #pragma unroll
     for (int e = 0; e < ENDS; ++e) {
         const Piece piece = end_at(e);
@@ -164,10 +164,10 @@ quantize_rowwise_unaligned(QUANTIZE_PARAMETERS) {
 #pragma unroll
     for (int e = 0; e < ENDS; ++e) {
         Piece piece = end_at(e);
-        // Of few elements many warps have no end.
+        // With few elements, many warps have no end.
         if (EARLY && TEAM <= WARP && warp_all(!piece.slice.any())) continue;
         Vector8 end_codes = {0, 0};
-        const bool wanted = TEAM <= WARP || piece.slice.any();  // Most warps of a block have no end.
+        const bool wanted = TEAM <= WARP || piece.slice.any();  // most warps of a block have no end
         if (wanted && (TILE_ROWS == 1 || piece.reads)) end_codes = encode_vec8<INPUT, FORMAT, MODE>(ends[e], divisor);
         if constexpr (SHARES) {
             // Member 0 has the head, member 1 the tail.

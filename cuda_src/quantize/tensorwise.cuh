@@ -1,17 +1,17 @@
 // One scale for a whole matrix, in one launch: scale = max(max |x| / MAX, 2**-126), data = encode(x * (1 / scale)).
 //
-// The blocks find the largest magnitude, reduce it over the grid (common/grid_reduce.cuh), then each encodes what it
-// read. Vectors of 8 are dealt to the threads of the grid round-robin, one a thread in each iteration. Of the first
-// iterations a thread keeps KEPT in registers and SHARED_VECS in shared memory; the others, CHUNK at a time, are read
-// once more, backwards, while L2 still holds the latest of them.
+// The blocks find the largest magnitude, reduce it over the grid (common/grid_reduce.cuh), and each encodes what it has
+// read. Vectors of 8 are dealt to the threads of the grid round-robin, one per thread in each iteration. A thread keeps
+// the vectors of its first KEPT iterations in registers and those of the next SHARED_VECS in shared memory. It reads
+// the others once more, CHUNK at a time and backwards, while L2 still holds the latest of them.
 //
 // Constants: INPUT FORMAT SCALE_FORMAT THREADS KEPT SHARED_VECS CHUNK ALIGNMENT, and
-//   CLUSTER  the blocks of the launch, which is one cluster (1: a block); 0: a resident grid (grid_reduce.cuh);
+//   CLUSTER  the blocks of the launch, which is one cluster (1: one block); 0: a resident grid (grid_reduce.cuh);
 //   WHOLE    registers and shared memory hold all of the matrix: nothing is read again;
-//   FLAT     rows follow each other without gaps, in x and in data, so that the matrix is one long row and no division
-//            is needed to find a vec.
-// The caller owes: addresses are multiples of ALIGNMENT, and so are strides of rows, but for FLAT where no row is
-// padded; THREADS * SHARED_VECS vecs of dynamic shared memory.
+//   FLAT     rows follow each other without gaps, in x and in data, so that the matrix is one long row and finding a
+//            vector takes no division.
+// The caller owes: addresses are multiples of ALIGNMENT, and so are strides of rows, unless FLAT with no padded rows;
+// dynamic shared memory for THREADS * SHARED_VECS vectors.
 #pragma once
 constexpr int ALIGNMENT = FP8_ALIGNMENT, CHUNK = FP8_CHUNK, CLUSTER = FP8_CLUSTER, FLAT = FP8_FLAT, FORMAT = FP8_FORMAT,
               GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, KEPT = FP8_KEPT,
@@ -26,24 +26,24 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     constexpr int ITEM = SIZE_OF<INPUT>, PLANES = Vec8<INPUT>::WORDS / 4;
     const long long row_vecs = (cols + 7) / 8, vecs = FLAT ? rows * cols / 8 : rows * row_vecs;
     const int tail = FLAT ? static_cast<int>(rows * cols % 8) : 0;  // elements after the last vec
-    // They are one more vec, of a thread that has none; of a resident grid they are block 0's, beside its own.
+    // They are one more vector, of a thread that has none then; in a resident grid block 0 has them beside its own.
     constexpr bool TAIL_IS_VEC = FLAT && CLUSTER > 0;
     const long long all_vecs = vecs + (TAIL_IS_VEC && tail ? 1 : 0);
     const long long first = static_cast<long long>(block_x()) * THREADS + thread_x();
-    // From one iteration of a thread to its next. Some thread has a vec in the iteration at t when t < vecs, and every
-    // thread has one in all of n iterations from t when t + n * step <= vecs.
+    // The step from one iteration of a thread to its next. If t < vecs, some thread has a vector in the iteration at t;
+    // if t + n * step <= vecs, every thread has one in each of n iterations from t on.
     const long long step = static_cast<long long>(CLUSTER ? CLUSTER : grid_x()) * THREADS;
-    // Of a chunk of CHUNK iterations in which every thread has a vec, the block's vecs are consecutive.
+    // In a chunk of CHUNK iterations in which every thread has a vector, the vectors of a block are consecutive.
     auto in_chunk = [&](long long chunk, int v) {
         return chunk + (static_cast<long long>(block_x()) * (CHUNK - 1) + v) * THREADS;
     };
 
     auto row_of = [&](long long vec) -> long long {
-        const bool short_ones = vecs < 0x100000000ll;  // a division of 64 bits takes four times as long
+        const bool short_ones = vecs < 0x100000000ll;  // a 64-bit division takes four times as long
         if (!short_ones) return vec / row_vecs;
         return static_cast<unsigned>(vec) / static_cast<unsigned>(row_vecs);
     };
-    // sure: the thread is known to have a vec in this iteration. once: it will not be read again.
+    // sure: the thread is known to have a vector in this iteration. once: the vector is not read again.
     auto load = [&](long long iteration, bool sure, bool once) {
         const long long vec = first + iteration;
         if (!sure && vec >= all_vecs) return empty_vec8<INPUT>();
@@ -105,7 +105,7 @@ quantize_tensorwise(QUANTIZE_PARAMETERS) {
     }
     if constexpr (CLUSTER == 0) grid_max.begin();
 
-    // What does not fill CHUNK iterations of every thread is done one iteration at a time.
+    // Iterations that do not fill a chunk for every thread are done one at a time.
     AbsMax<INPUT> largest;
     const long long in_shared = KEPT * step, passed = in_shared + SHARED_VECS * step;
     int iteration = 0;

@@ -1,5 +1,5 @@
-// *result = 1 when every x[i] equals x[0] or |x[i] - x[0]| is finite and at most RN(1e-5 * |x[0]|), else 0.
-// No element is close; a NaN is close to nothing. One block.
+// *result = 1 if every x[i] equals x[0], or |x[i] - x[0]| is finite and at most RN(1e-5 * |x[0]|); else 0.
+// An empty x gives 1; a NaN is close to nothing. One block.
 #pragma once
 #include "../common/values.cuh"
 
@@ -8,7 +8,7 @@ DEVICE void all_close_block(const float* x, long long count, int* result) {
     SHARED unsigned apart[THREADS / WARP];
     grid_dependency_launch();
     grid_dependency_wait();
-    // Magnitudes are compared by their bits, as comparisons of floats take subnormal ones for equal.
+    // Compares magnitudes by their bits, because float comparisons treat subnormal numbers as equal.
     const auto absolute = [](float value) { return bits_of(value) & 0x7fffffffu; };
     const unsigned first = count > 0 ? bits_of(x[0]) : 0u;
     const unsigned part = absolute(multiply_exact(1e-5f, float_of(first)));

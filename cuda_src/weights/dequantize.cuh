@@ -1,9 +1,9 @@
 // out[row, col] = round(float(q[row, col]) * scale[row / GROUP_ROWS, col / GROUP_COLS]): the product in fp32, then one
 // rounding to OUT. A group of -1 spans its axis. Scales are fp32 or e8m0 bytes.
 //
-// A block is ACROSS x (THREADS / ACROSS) threads over VECTOR codes each and passes DEQUANTIZE_ROWS times that many
-// rows; block b is column tile b % column_tiles of row tile b / column_tiles.
-// The caller owes: rows of q aligned to VECTOR elements, and so those of out. Any cols.
+// A block has ACROSS x (THREADS / ACROSS) threads with VECTOR codes each, and handles DEQUANTIZE_ROWS rows per row of
+// threads. Block b has column tile b % column_tiles of row tile b / column_tiles. Any number of columns.
+// The caller owes: rows of q and of out aligned to VECTOR elements.
 #pragma once
 #include "../common/values.cuh"
 

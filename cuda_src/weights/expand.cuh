@@ -1,6 +1,6 @@
-// One scale a shard, written once a row: out[row] = scales[shard of row], or scales[0] when there is one scale for all.
-// A thread writes one row. The caller owes: shards.end[i] = rows up to and with shard i, INT_MAX from the last shard
-// on.
+// Expands a scale per shard to one per row: out[row] = scales[shard of row], or scales[0] if there is only one scale. A
+// thread writes one row. The caller owes: shards.end[i] = number of rows in shards 0 to i, INT_MAX for the last shard
+// and after it.
 #pragma once
 #include "shards.cuh"
 

@@ -1,9 +1,9 @@
-// The same real values in the other E4M3, with all scales doubled (FNUZ) or halved; one launch for everything.
+// Converts codes to the other E4M3 with the same real values, and doubles (FNUZ) or halves all scales, in one launch.
 // fn -> fnuz: 0x80 (-0) -> 0x00, 0x7f and 0xff (NaN) -> 0x80, all else the same byte.
 // fnuz -> fn: 0x80 (NaN) -> 0x7f, 0x7f and 0xff (+-240) -> 0x7e and 0xfe (+-448), all else the same byte.
 //
-// A block takes THREADS * NORMALIZE_VECTORS vectors of codes; the grid's threads share the scales.
-// The caller owes, where VECTOR is 16: weight and out aligned to 16 bytes. out may be weight, scales likewise.
+// A block takes THREADS * NORMALIZE_VECTORS vectors of codes; all threads of the grid divide the scales. out may be
+// weight, and likewise for scales. The caller owes: if VECTOR is 16, weight and out aligned to 16 bytes.
 #pragma once
 #include "../common/values.cuh"
 

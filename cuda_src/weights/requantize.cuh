@@ -1,13 +1,13 @@
-// Fused shards, each with a scale of its own, re-expressed at the largest of the scales.
-//   max_scale = scales[0] when there is one scale or any later one is the mark "unset" (<= -448), else max(scales),
-//   NaN if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. A shard at
-//   max_scale, one scale, the mark, and a max_scale that is 0 (below 2**-126), infinite or NaN leave the codes as
-//   they are.
-// Every thread or warp decides this for itself from the scales: no second launch and no synchronization with the host.
+// Requantizes fused shards, each with a scale of its own, to the largest of the scales.
+//   max_scale = scales[0] if there is one scale or any later one is the mark "unset" (<= -448), else max(scales), NaN
+//   if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. Codes stay as they are
+//   in a shard whose scale is max_scale, if there is one scale or the mark, and if max_scale is 0 (below 2**-126),
+//   infinite or NaN.
+// Every thread or warp decides this for itself from the scales, without a second launch or a host synchronization.
 //
-// A block is ACROSS x (THREADS / ACROSS) threads over VECTOR codes each and passes REQUANTIZE_ROWS times that many
-// rows; block b is column tile b % column_tiles of row tile b / column_tiles.
-// The caller owes: shards.end[i] = rows up to and with shard i, the largest int behind the last; count <= CAPACITY;
+// A block has ACROSS x (THREADS / ACROSS) threads with VECTOR codes each, and handles REQUANTIZE_ROWS rows per row of
+// threads. Block b has column tile b % column_tiles of row tile b / column_tiles.
+// The caller owes: shards.end[i] = number of rows in shards 0 to i, the largest int after the last; count <= CAPACITY;
 // rows of weight and out aligned to VECTOR bytes. out may be weight; otherwise they must not overlap.
 #pragma once
 #include "shards.cuh"
@@ -21,7 +21,7 @@ struct Decision {
 
 template <int CAPACITY>
 DEVICE Decision decide_scale(const float* scales, int count) {
-    // In the order of their values, which the maximum of floats takes subnormal ones out of: it gives 0 for them.
+    // Compares scales as integers of the same order, because the maximum of floats flushes subnormal numbers to 0.
     unsigned highest = 0, unset = 0, nan = 0;
     const auto consider = [&](int i) {
         const float scale = scales[i];
@@ -60,7 +60,7 @@ DEVICE void requantize_shards(const byte* weight, long long weight_stride, const
     grid_dependency_launch();
     grid_dependency_wait();
 
-    // The codes are loaded before it is known whether they are needed.
+    // Load the codes before it is known whether they are needed.
     Codes<FORMAT, VECTOR> codes[REQUANTIZE_ROWS];
 #pragma unroll
     for (int i = 0; i < REQUANTIZE_ROWS; ++i)

@@ -1,4 +1,4 @@
-// Fused shards: where each ends, by value in a kernel's arguments.
+// The ends of fused shards, passed by value in a kernel's arguments.
 #pragma once
 #include "../common/values.cuh"
 
@@ -7,7 +7,7 @@ struct Shards {
     int end[CAPACITY];
 };
 
-// The first shard that ends behind row. CAPACITY is a power of two.
+// The shard that contains `row`: the first one that ends after it. CAPACITY is a power of two.
 template <int CAPACITY>
 DEVICE int shard_of(const Shards<CAPACITY>& shards, int row) {
     int shard = 0;

@@ -1,4 +1,4 @@
-"""Checkpoints of every FP8 format: read, verified, converted, and made from unquantized ones."""
+"""Read, verify and convert checkpoints of every FP8 format, and quantize others."""
 
 from fp8core.checkpoint.changes import Change
 from fp8core.checkpoint.claims import Claim

@@ -1,4 +1,4 @@
-"""From one way to scale a layer to another: with the same codes where these stand for the same numbers, else anew."""
+"""Changes a layer's scaling: keeps the codes if the same codes can stand for the same numbers, else requantizes."""
 
 import math
 from collections.abc import Iterator
@@ -17,20 +17,20 @@ from fp8core.ops import dequantize, normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3
 from fp8core.problem import FORMATS, PER_TENSOR, Fp8Name, GroupShape, ScaleFormat
 
 STORED: Final = {dtype: name for name, dtype in FP8.items()}
-"""safetensors' words for the FP8 formats."""
+"""safetensors' dtype names of the FP8 formats."""
 PAIRS: Final = {
     ("float8_e4m3fn", "float8_e4m3fnuz"): normalize_e4m3fn_to_e4m3fnuz,
     ("float8_e4m3fnuz", "float8_e4m3fn"): normalize_e4m3fnuz_to_e4m3fn,
 }
-"""Formats whose codes stand for the same numbers under half or twice the scale."""
+"""By (old, new) format: the conversion between formats whose codes stand for the same numbers under other scales."""
 LEAST_E8M0: Final = 2.0**-127
-"""The least power of two that a byte stands for."""
+"""The least power of two that an e8m0 byte can hold."""
 FACTOR: Final = {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}
-"""What scales are multiplied by on the way from these to the other of the pair."""
+"""By old format: the factor on scales in the conversion to the other format of the pair."""
 
 
 class Goal(NamedTuple):
-    """How a layer is to be scaled."""
+    """The scaling that a layer is converted to."""
 
     granularity: Granularity
     group_shape: GroupShape
@@ -39,10 +39,10 @@ class Goal(NamedTuple):
 
 
 class Change(NamedTuple):
-    """What has to be done to a layer.
+    """The conversion of one layer.
 
     Examples:
-        `plan_conversion` gives them.
+        `plan_conversion` returns them.
 
         >>> from fp8core.checkpoint import Change
         >>> Change._fields
@@ -52,52 +52,53 @@ class Change(NamedTuple):
     layer: Layer
     goal: Goal
     why: str
-    """Why the codes have to be made anew; empty where they stay, and with them every number."""
+    """Why the codes have to be quantized anew; empty if they are kept, so that all numbers stay the same."""
 
     @property
     def exact(self) -> bool:
-        """Whether the layer stands for the same numbers."""
+        """Whether the converted layer stands for the same numbers."""
         return not self.why
 
     def scales(self, index: int) -> NDArray[np.float32]:
-        """Return the old scales of a matrix on the new grid: of each new group the largest."""
+        """Return the old scales of a matrix on the new grid: for each new group, the largest old scale in it."""
         old = self.layer.scales(index)
         assert self.layer.group_shape is not None
         return regrouped(old, self.layer.group_shape, self.goal.group_shape, self.layer.matrix_shape, np.max)
 
     @property
     def scale_shape(self) -> tuple[int, int]:
-        """Of one matrix's new scales."""
+        """The shape of the new scales of one matrix."""
         return self.goal.group_shape.scale_shape(*self.layer.matrix_shape)
 
     @property
     def scale_dtype(self) -> str:
-        """Of the new scales, in safetensors' words: MXFP8's are bytes, DeepSeek's have a dtype."""
+        """The safetensors dtype of the new scales. Exponents are U8 in MXFP8, and F8_E8M0 in DeepSeek's format."""
         if self.goal.scale_format != "ue8m0_bytes":
             return "F32"
         return "U8" if self.goal.granularity == "group" else "F8_E8M0"
 
 
 class Error(NamedTuple):
-    """By how much a layer that was made anew differs from what it was."""
+    """How much a requantized layer differs from the original."""
 
     difference: float
+    """The sum of the squared differences."""
     norm: float
-    """Sums of squares."""
+    """The sum of the original's squares."""
 
     @property
     def relative(self) -> float:
-        """The norm of the difference over the norm of the layer."""
+        """The Euclidean norm of the difference over that of the original."""
         return math.sqrt(self.difference / self.norm) if self.norm else 0.0
 
 
 def change_of(layer: Layer, goal: Goal) -> Change:
-    """Return what a layer needs to be scaled as the goal says.
+    """Return the change that a layer needs to reach a goal.
 
-    Codes stay where every new group lies in old ones of one scale, and scales have the wanted form already.
+    Codes are kept if all old scales within each new group are equal, and the scales fit the goal's scale format.
 
     Raises:
-        CheckpointError: the layer cannot be read, or has scales that are not positive numbers.
+        CheckpointError: the layer cannot be read, or has scales that are not finite positive numbers.
     """
     reasons: dict[str, None] = {}
     for index in range(layer.experts or 1):
@@ -111,7 +112,7 @@ def change_of(layer: Layer, goal: Goal) -> Change:
 
 
 def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[str]:
-    """Give why the codes of a matrix cannot stay, by its scales and the format."""
+    """Yield the reasons why a matrix's scales and format do not allow its codes to be kept."""
     assert layer.group_shape is not None
     largest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.max)
     smallest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.min)
@@ -134,7 +135,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
 
 
 def _said(granularity: Granularity | None, group_shape: GroupShape | None) -> str:
-    """Return what one scale is of; of blocks and groups with their size."""
+    """Return in words what shares a scale; blocks and groups include their size."""
     if group_shape is None or granularity not in ("block", "group"):
         return str(granularity)
     return f"{granularity} of {group_shape.rows}x{group_shape.cols}"
@@ -160,7 +161,7 @@ def _powers_of_two(scales: NDArray[np.float32]) -> bool:
 def regrouped(
     scales: NDArray[np.float32], old: GroupShape, new: GroupShape, matrix: tuple[int, int], reduce: Any
 ) -> NDArray[np.float32]:
-    """Return the scales of a matrix on another grid: of each new group the largest or smallest (``reduce``)."""
+    """Return a matrix's scales on another grid: ``reduce`` (np.max, np.min) of the old scales in each new group."""
     for axis, (before, after, extent) in enumerate(zip(old, new, matrix, strict=True)):
         step = extent if after < 0 else after
         begins = np.arange(0, extent, step)
@@ -179,21 +180,22 @@ class Rows(NamedTuple):
     """Some rows of a changed layer."""
 
     matrix: int
-    """The number of the matrix."""
+    """The index of the matrix."""
     first: int
+    """The index of the first row."""
     codes: NDArray[np.uint8]
     scales: NDArray[Any]
-    """Of the groups that begin in these rows; per tensor, of all."""
+    """The scales of the groups that begin in these rows; with one scale per tensor, that scale."""
     nbytes: int
-    """How many bytes of the old weight they were."""
+    """The bytes of these rows in the old weight."""
     error: Error
 
 
 def changed(change: Change) -> Iterator[Rows]:
-    """Give the new codes and scales, some rows at a time.
+    """Yield the new codes and scales, some rows at a time.
 
     Raises:
-        CheckpointError: codes that have to be made anew are NaN or infinite.
+        CheckpointError: codes that have to be quantized anew are NaN or infinite.
     """
     for index, matrix in enumerate(change.layer.matrices()):
         yield from _kept(change, index, matrix) if change.exact else _anew(change, index, matrix)
@@ -236,7 +238,7 @@ def _anew(change: Change, index: int, matrix: Entry) -> Iterator[Rows]:
 
 
 def _scale_of_all(change: Change, index: int) -> NDArray[np.float32]:
-    """Return one scale for a matrix: the largest, under which the codes that have it stay."""
+    """Return one scale for a matrix, from its largest scale: codes with that scale keep their values."""
     grow = FORMATS[change.layer.dtype].largest / FORMATS[change.goal.dtype].maximum
     largest = change.scales(index).reshape(1) * np.float32(grow)
     return largest if change.goal.scale_format == "float32" else up_to_powers_of_two(largest)

@@ -1,4 +1,4 @@
-"""What the configuration of a checkpoint claims about its weights: config.json, hf_quant_config.json, or a header."""
+"""What a checkpoint's configuration claims about its weights, in config.json, hf_quant_config.json or a header."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ METHODS: Final[Mapping[str, FormatName]] = {
     "fbgemm_fp8": "fbgemm_fp8",
     "mxfp8": "mxfp8",
 }
-"""What quantization_config calls its quant_method. "fp8" is AutoFP8's name, too: the tensors' names tell."""
+"""By quant_method: the format. "fp8" is also AutoFP8's name; the names of the tensors tell the two apart."""
 _STRATEGIES: Final[Mapping[str, Granularity]] = {
     "tensor": "tensor",
     "channel": "channel",
@@ -35,11 +35,11 @@ _ALGORITHMS: Final[Mapping[str, tuple[Granularity, GroupShape, Activations | Non
     "FP8_PB_REAL": ("block", BLOCK_128, "dynamic"),
     "MXFP8": ("group", GroupShape(1, 32), "dynamic"),
 }
-"""ModelOpt's quant_algo: weights, their groups, and how activations are scaled."""
+"""By ModelOpt's quant_algo: the weights' granularity and group shape, and how activations are scaled."""
 
 
 class Claim(NamedTuple):
-    """What a configuration says; what it does not say is None or empty.
+    """What a configuration says about the quantization; fields that it does not mention are None or empty.
 
     Examples:
         >>> from fp8core.checkpoint import Claim
@@ -48,25 +48,25 @@ class Claim(NamedTuple):
     """
 
     format: FormatName | None
-    """None where nothing is claimed, or a method that is not FP8's."""
+    """None if nothing is claimed, or if the method is not an FP8 method."""
     file: str
-    """Where it is said: the name of a file, or "the header"."""
+    """The source of the claim: the name of a file, or "the header"."""
     variant: str
-    """The configuration's own word: quant_method, or the format or algorithm under it."""
+    """The configuration's own name: quant_method, or the format or algorithm under it."""
     granularities: frozenset[Granularity] = frozenset()
     group_shape: GroupShape | None = None
-    """Of blocks and groups."""
+    """The group shape of blocks and groups."""
     activations: Activations | None = None
     ignore: tuple[str, ...] = ()
-    """Patterns of modules that are not quantized; of compressed-tensors, ``re:`` begins a regular expression."""
+    """Patterns of modules that are not quantized; in compressed-tensors, ``re:`` marks a regular expression."""
     kv_cache: str = ""
-    """How keys and values are cached, where that is FP8."""
+    """The format of the KV cache, if that is FP8."""
     layers: Mapping[str, str] = {}
-    """Of ComfyUI: the format of each layer."""
+    """For ComfyUI: the format of each layer."""
 
     def ignores(self, module: str) -> bool:
-        """Return whether a module is among those that are said to be left as they were."""
-        if self.format in ("fp8", "autofp8", "fbgemm_fp8"):  # transformers and vLLM look for whole parts of names
+        """Return whether the configuration says that a module is not quantized."""
+        if self.format in ("fp8", "autofp8", "fbgemm_fp8"):  # transformers and vLLM match whole parts of names
             return any(f".{one}." in f".{module}." for one in self.ignore)
         return any(matches(module, one) for one in self.ignore)
 
@@ -80,13 +80,14 @@ def claim_of(
     headers: Iterable[Mapping[str, str]],
     file: str = "config.json",
 ) -> Claim:
-    """Return what is claimed.
+    """Return the claim of a checkpoint.
 
     Args:
-        config: config.json, or nothing.
-        modelopt: hf_quant_config.json, or nothing; it counts where config.json says nothing.
-        headers: the metadata of the safetensors files.
-        file: the name of the file that has config's quantization_config.
+        config: the content of config.json, or an empty mapping.
+        modelopt: the content of hf_quant_config.json, or an empty mapping. It is used if config.json has no
+            quantization_config.
+        headers: the metadata of the safetensors files, used if neither file makes a claim.
+        file: the name of the file that holds ``config``.
 
     Raises:
         CheckpointError: a pattern is a regular expression that does not compile.
@@ -99,7 +100,7 @@ def claim_of(
     method = str(found.get("quant_method", ""))
     if not method and "config_groups" in found:
         method = "compressed-tensors"
-    if "quant_algo" in found:  # beside groups, which say less of how the scales are stored
+    if "quant_algo" in found:  # it takes precedence over config_groups, which say less about the stored scales
         method = "modelopt" if METHODS.get(method) is None else method
     readers = {"compressed-tensors": _compressed_tensors, "modelopt": _modelopt, "fbgemm_fp8": _fbgemm, "fp8": _fp8}
     known = METHODS.get(method)
@@ -109,7 +110,7 @@ def claim_of(
 
 
 def section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the part of a config.json that says how the weights are quantized, or None."""
+    """Return the quantization section of a config.json, or None."""
     text = config.get("text_config")
     for place in (config, text if isinstance(text, dict) else {}):
         for name in ("quantization_config", "compression_config"):
@@ -150,7 +151,7 @@ def _pair(value: Any) -> GroupShape | None:
 
 
 def is_side(value: Any) -> bool:
-    """Return whether a configuration's value is a side of a group shape; -1 spans the axis."""
+    """Return whether a value in a configuration can be a side of a group shape; -1 spans the axis."""
     return type(value) is int and (0 < value < 1 << 31 or value == -1)
 
 

@@ -1,4 +1,4 @@
-"""FP8 checkpoints in, bfloat16 or FP8 of another format or granularity out."""
+"""Converts FP8 checkpoints to bfloat16, or to FP8 of another format or granularity."""
 
 import os
 from pathlib import Path
@@ -15,10 +15,10 @@ from fp8core.types import ConversionName, ScaleFormat
 
 
 class Conversion(NamedTuple):
-    """What a conversion does, or did.
+    """A planned or finished conversion.
 
     Examples:
-        `convert_checkpoint` and `plan_conversion` give one.
+        `convert_checkpoint` and `plan_conversion` return one.
 
         >>> from fp8core.checkpoint import Conversion
         >>> Conversion._fields[:3]
@@ -29,19 +29,19 @@ class Conversion(NamedTuple):
     target: Path | None
     to: str
     changes: tuple[Change, ...]
-    """What is done to each FP8 layer that stays FP8; empty of bf16."""
+    """The change of each FP8 layer that stays FP8; empty for a conversion to bfloat16."""
     left_out: dict[str, str]
-    """Tensors that the new format has no place for: name -> why."""
+    """The tensors that the new format has no place for: name -> reason."""
     bytes_before: int
     bytes_after: int
     quantization_config: dict[str, Any] | None
-    """None where there is none any more, and of ComfyUI."""
+    """The new configuration; None for bfloat16 and ComfyUI, which have none."""
     errors: dict[str, float]
-    """By weight that was made anew: the norm of the difference over the norm of what it was. Empty of a plan."""
+    """By requantized weight: the norm of the difference over the norm of the original. Empty in a plan."""
 
     @property
     def lossy(self) -> tuple[Change, ...]:
-        """The layers whose codes have to be made anew."""
+        """The changes whose codes have to be quantized anew."""
         return tuple(change for change in self.changes if not change.exact)
 
 
@@ -60,18 +60,19 @@ def plan_conversion(
     """Return what `convert_checkpoint` would do with every layer, and why. Nothing is written.
 
     Args:
-        source: as for `convert_checkpoint`, like the others.
-        target: where it would be written, to have that checked, too.
-        to: the format or granularity.
-        scales: how scales would be stored.
-        e4m3: which E4M3 codes would have.
-        block_shape: the rows and columns of blocks.
-        split_experts: whether stacked experts would be written one by one.
-        unscaled: whether FP8 tensors without a scale would be taken for values.
-        force: whether an existing target would be replaced.
+        source: as for `convert_checkpoint`.
+        target: as for `convert_checkpoint`; if given, it is checked, too.
+        to: as for `convert_checkpoint`.
+        scales: as for `convert_checkpoint`.
+        e4m3: as for `convert_checkpoint`.
+        block_shape: as for `convert_checkpoint`.
+        split_experts: as for `convert_checkpoint`.
+        unscaled: as for `convert_checkpoint`.
+        force: as for `convert_checkpoint`.
 
     Raises:
-        CheckpointError: as `convert_checkpoint` does before it writes; what needs ``lossy`` is in the plan.
+        CheckpointError: the errors that `convert_checkpoint` raises before it writes, except that changes which need
+            ``lossy`` are part of the plan (`Conversion.lossy`).
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -107,37 +108,40 @@ def convert_checkpoint(
 ) -> Conversion:
     """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity.
 
-    Codes stay as they are, and every weight stands for the same numbers, where that is possible: names and shapes of
-    scales may change, float32 takes bfloat16 and e8m0 scales, one scale per tensor or fused shard can be written once a
-    channel or block, and e4m3fn and e4m3fnuz have the same codes under scales that differ by two. What cannot be kept
-    is quantized anew from float32(code) * scale, and is refused unless ``lossy``. All other tensors are copied byte
-    by byte. Some rows of a tensor are in memory at a time, and the new files appear whole or not at all.
+    Where possible, codes are kept and every weight stands for the same numbers: scales may get other names and shapes,
+    bfloat16 and e8m0 scales become float32, one scale per tensor or fused shard may be repeated per channel or block,
+    and e4m3fn and e4m3fnuz have the same codes under scales that differ by a factor of two. Other weights are quantized
+    anew from float32(code) * scale, which needs ``lossy``. All other tensors are copied byte by byte. Only some rows of
+    a tensor are in memory at a time, and the new files appear complete or not at all.
 
     Args:
         source: as for `open_checkpoint`.
-        target: the new file, or for a folder the new folder.
-        to: "bf16" (float32(code) * scale, rounded once); the granularity "channel", "block" (128x128, or the source's),
-            "tensor" or "mxfp8" (1x32), as compressed-tensors; or a format: "compressed-tensors" and "modelopt" with the
-            granularity that the layers have, "modelopt-mxfp8", "deepseek" with blocks, "comfyui" with one scale per
-            tensor.
-        scales: "float32", powers of two in float32 ("ue8m0"), or these as bytes ("ue8m0_bytes", of "deepseek"; of
-            MXFP8 always).
-        e4m3: "fn" (OCP) or "fnuz" (MI300); by default fn, but compressed-tensors keeps what layers have.
-        block_shape: the rows and columns of a block, of "block" and "deepseek"; by default the source's where all
-            layers have the same, else 128x128. Codes stay where blocks become parts of what they were.
-        split_experts: as for `quantize_checkpoint`; formats other than bf16 and deepseek have no other way for them.
-        unscaled: as for `open_checkpoint`. Of such tensors those that are not matrices become bfloat16.
-        lossy: allow codes to be made anew; `Conversion.errors` tells what that added.
+        target: the new file or, for a folder, the new folder.
+        to: "bf16" (float32(code) * scale, rounded once); a granularity, written as compressed-tensors: "channel",
+            "block" (128x128, or the source's), "tensor" or "mxfp8" (1x32); or a format: "compressed-tensors" and
+            "modelopt" with the granularity that the layers have, "modelopt-mxfp8", "deepseek" with blocks, "comfyui"
+            with one scale per tensor.
+        scales: the scale format: "float32", "ue8m0" (powers of two in float32), or "ue8m0_bytes" (their exponents as
+            bytes, for "deepseek"; MXFP8 always has them).
+        e4m3: "fn" (OCP) or "fnuz" (MI300). The default is "fn"; compressed-tensors keeps the layers' own.
+        block_shape: the rows and columns of a block, for "block" and "deepseek". The default is the source's block
+            shape if all layers have the same, else 128x128. Codes are kept if every new block is part of an old one.
+        split_experts: as for `quantize_checkpoint`. For stacked experts, all formats but bf16 and deepseek require it.
+        unscaled: as for `open_checkpoint`. Unscaled tensors that are not matrices become bfloat16.
+        lossy: allow codes to be quantized anew; `Conversion.errors` holds the resulting errors.
         force: as for `quantize_checkpoint`.
         progress: as for `quantize_checkpoint`.
 
+    Returns:
+        The conversion, with the errors of the weights that were quantized anew.
+
     Raises:
-        CheckpointError: the source cannot be read, is not FP8, or has faults that `verify_checkpoint` names; codes
-            would have to be made anew without ``lossy``; the format cannot say what was asked for; the target exists,
-            or cannot be written. Nothing is left behind.
+        CheckpointError: the source cannot be read, is not FP8, or has faults that `verify_checkpoint` reports; codes
+            would have to be quantized anew without ``lossy``; the format cannot express the request; the target exists,
+            or cannot be written. No files are left behind.
 
     Warns:
-        RuntimeWarning: beside the target was what a run left that was killed; it is removed.
+        RuntimeWarning: files of a killed run were found beside the target, and removed.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -171,7 +175,7 @@ def _opened(source: str | os.PathLike[str], split_experts: bool, unscaled: bool)
 
 
 def _conversion(planned: Planned, target: Path | None) -> Conversion:
-    """Return what is, or was, done."""
+    """Return the conversion that is planned, or was made."""
     return Conversion(
         source=planned.checkpoint,
         target=target,

@@ -1,8 +1,9 @@
-"""Experts that are stacked in one tensor, as tensors of their own: the same bytes under other names.
+"""Splits stacked experts into one tensor per expert and projection: the same bytes under other names.
 
-``experts.gate_up_proj`` [E, 2 n, k] is ``experts.0.gate_proj.weight`` [n, k], ``experts.0.up_proj.weight``, and so on,
-as llm-compressor writes mixtures and as readers of compressed-tensors look for their scales. Gate and up are the halves
-of the rows. Experts stored [in, out], as Llama 4's, are read by columns; config.json's hidden size tells that they are.
+``experts.gate_up_proj`` [E, 2 n, k] becomes ``experts.0.gate_proj.weight`` [n, k], ``experts.0.up_proj.weight``, and so
+on. llm-compressor writes mixtures with these names, and readers of compressed-tensors look for scales under them. Gate
+and up are the halves of the rows. Experts stored [in, out], such as Llama 4's, are read by columns; they are recognized
+by the hidden size in config.json.
 """
 
 import math
@@ -19,13 +20,13 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     **{name: (name,) for name in ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")},
 }
-"""What a stacked tensor holds of each expert, by its rows."""
+"""By the last part of a stacked tensor's name: the projections that it holds for each expert, in the order of rows."""
 BACK: Final = ("down_proj", "w2")
-"""The layers whose rows are the model's hidden size; of the others the columns are."""
+"""The projections whose outputs have the model's hidden size; in the others, the inputs have it."""
 
 
 ALTERNATE: Final = ("gpt_oss",)
-"""Model types whose gate and up are every other channel."""
+"""Model types in which the channels of gate and up alternate."""
 
 
 class Stack(NamedTuple):
@@ -33,29 +34,30 @@ class Stack(NamedTuple):
 
     entry: Entry
     module: str
-    """The experts'."""
+    """The name of the module that holds the experts."""
     part: str
+    """The key in `PARTS`."""
     transposed: bool = False
     """Whether each expert is stored [in, out]."""
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """The layers of each expert that it holds."""
+        """The projections of each expert that the tensor holds."""
         return PARTS[self.part]
 
     @property
     def outputs(self) -> int:
-        """The rows of all of them."""
+        """The number of output channels of all these projections."""
         return self.entry.shape[2 if self.transposed else 1]
 
 
 def split_experts(source: Source) -> Source:
-    """Return a checkpoint whose stacked experts, and their scales, are tensors of their own.
+    """Return a checkpoint whose stacked experts, and their scales, are split into one tensor per expert and projection.
 
     Raises:
-        CheckpointError: there are none; config.json does not tell the hidden size, or that does not tell rows from
-            columns; or they have biases, gate and up that alternate, or scales whose halves do not belong to these;
-            or a tensor has the name of one that is split off.
+        CheckpointError: there are no stacked experts; config.json has no hidden size, or it does not tell rows from
+            columns; the experts have biases, alternating gate and up, or scales that do not split into gate and up; or
+            a tensor has the name of a split one already.
     """
     stacks = {
         entry.name: stack
@@ -67,7 +69,7 @@ def split_experts(source: Source) -> Source:
         raise CheckpointError(f"split_experts needs experts in tensors of 3 axes, got none in {source.path}")
     stacks = _oriented(source, stacks)
     headers, files = [], dict(source.weight_map)
-    origins = {entry.name: "" for entry in source.entries}  # of each name the tensor that it is split off from
+    origins = {entry.name: "" for entry in source.entries}  # by name: the tensor that it is split from
     for header in source.headers:
         entries: dict[str, Entry] = {}
         for entry in header.entries.values():
@@ -92,10 +94,10 @@ def _stack(entry: Entry) -> Stack | None:
 
 
 def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
-    """Return stacks that know which of their axes are outputs.
+    """Return the stacks with `Stack.transposed` set, from the hidden size in config.json.
 
-    The hidden size is what goes into gate and up, and what comes out of down. All of a module's are stored alike, so
-    that one whose sides differ tells of the others.
+    The hidden size is the number of inputs of gate and up, and of outputs of down. All tensors of a module have the
+    same orientation, so that a tensor whose sides differ decides for the others.
     """
     text = source.config.get("text_config")
     sizes: dict[str, Any] = {**source.config, **(text if isinstance(text, dict) else {})}
@@ -132,7 +134,7 @@ def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
 
 
 def _split(entry: Entry, stacks: Mapping[str, Stack]) -> Iterator[Entry]:
-    """Give the tensors that one is split into: a stacked weight, or a scale of one."""
+    """Yield the tensors that a stacked weight, or a scale of one, is split into; nothing for any other tensor."""
     stack = stacks.get(entry.name)
     if stack is not None:
         yield from _slices(entry, stack, WEIGHT, entry.shape)
@@ -148,7 +150,7 @@ def _split(entry: Entry, stacks: Mapping[str, Stack]) -> Iterator[Entry]:
 
 
 def _slices(entry: Entry, stack: Stack, suffix: str, shape: tuple[int, ...]) -> Iterator[Entry]:
-    """Give every expert's part of a tensor; what all share, or gate and up do, is given to each."""
+    """Yield every expert's part of a tensor; a part that experts, or gate and up, share is repeated for each."""
     experts, parts = stack.entry.shape[0], stack.parts
     shared = math.prod(shape) == 1
     if not shared and shape[0] != experts:
@@ -173,7 +175,7 @@ def _slices(entry: Entry, stack: Stack, suffix: str, shape: tuple[int, ...]) -> 
 
 
 def _straddles(stack: Stack, scale: Entry) -> bool:
-    """Return whether a block of rows has some of gate and some of up, or the scale's shape says nothing known."""
+    """Return whether a block of rows covers rows of gate and of up, or the shape of the scale is not recognized."""
     how = grouping(stack.entry.name, stack.entry.shape, scale.shape, scale.dtype, None, {})
     if how is None:
         return True

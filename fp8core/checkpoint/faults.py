@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint, as far as headers, index and configuration tell."""
+"""Faults of a checkpoint that headers, index and configuration reveal."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
@@ -18,7 +18,7 @@ FaultKind = Literal[
 
 
 class Fault(NamedTuple):
-    """One thing that is wrong.
+    """One fault of a checkpoint.
 
     Examples:
         >>> from fp8core.checkpoint import Fault
@@ -27,13 +27,13 @@ class Fault(NamedTuple):
     """
 
     tensor: str
-    """Its name, or a module's that the configuration names; empty of what concerns the whole checkpoint."""
+    """The name of the tensor, or of a module in the configuration; empty for a fault of the whole checkpoint."""
     kind: FaultKind
     text: str
 
 
 def header_faults(checkpoint: Checkpoint) -> Iterator[Fault]:
-    """Give what is wrong in the headers, and where they and the configuration say different things."""
+    """Yield the faults in the headers, and the contradictions between the headers and the configuration."""
     for layer in checkpoint.layers.values():
         fault = layer.fault()
         if fault:
@@ -43,7 +43,7 @@ def header_faults(checkpoint: Checkpoint) -> Iterator[Fault]:
 
 
 def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
-    """Give the scales that no FP8 weight has."""
+    """Yield the scales that belong to no FP8 weight."""
     present = checkpoint.all_tensors
     for tensor in checkpoint.tensors():
         name = weight_of_scale(tensor.name)
@@ -82,7 +82,7 @@ def _against_claim(checkpoint: Checkpoint) -> Iterator[Fault]:
 
 
 def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
-    """Return what the configuration says otherwise of a layer; empty where it says the same."""
+    """Return how the configuration contradicts a layer; empty if it does not."""
     claim, name = checkpoint.claim, layer.weight.name
     if claim.ignores(layer.name):
         return f"{claim.file} says that {layer.name} is not quantized, but it is FP8"
@@ -103,14 +103,14 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
 
 
 def _same_groups(claim: Claim, layer: Layer) -> bool:
-    """Return whether scales lie as claimed under another name, as one per channel does of a weight of one row."""
+    """Return whether a claimed granularity gives the same groups, as per tensor and per channel do for one row."""
     groups = {"tensor": PER_TENSOR, "channel": PER_CHANNEL, "block": claim.group_shape, "group": claim.group_shape}
     found = (groups.get(one) for one in claim.granularities)
     return any(one is not None and one.scale_shape(*layer.matrix_shape) == layer.scale_shape[-2:] for one in found)
 
 
 def _not_ignored(checkpoint: Checkpoint) -> Iterator[Fault]:
-    """Give linear layers that are not FP8 and that readers of compressed-tensors would take for it."""
+    """Yield the linear layers that are not FP8 but that readers of compressed-tensors would read as FP8."""
     tensors = [one for one in checkpoint.tensors() if one.dtype in FLOATS and len(one.shape) == 2]
     modules = {one.name.removesuffix(WEIGHT): one for one in tensors if one.name.endswith(WEIGHT)}
     names = kinds.names_of([*modules, *checkpoint.layers], checkpoint.all_tensors, checkpoint.config)

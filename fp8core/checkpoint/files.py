@@ -1,4 +1,4 @@
-"""Safetensors files, read by offset and written by offset."""
+"""Reads and writes safetensors files by offset."""
 
 import json
 import math
@@ -22,14 +22,14 @@ FLOATS: Final[Mapping[str, np.dtype[Any]]] = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-"""The dtypes that can be quantized, under the names that safetensors gives them."""
+"""The dtypes that can be quantized, by their names in safetensors."""
 FP8: Final[Mapping[str, str]] = {
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",
     "F8_E5M2FNUZ": "float8_e5m2fnuz",
 }
-"""The FP8 dtypes of safetensors, and their names here."""
+"""By safetensors' name: the name of an FP8 dtype in fp8core."""
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     **FLOATS,
     **{name: np.dtype(getattr(ml_dtypes, dtype)) for name, dtype in FP8.items()},
@@ -38,15 +38,15 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "C64": np.dtype(np.complex64),
     "BOOL": np.dtype(np.bool_),
 }
-"""The dtypes of safetensors that NumPy has, with those of ml_dtypes."""
+"""By safetensors' name: the dtype in NumPy or ml_dtypes."""
 AT_ONCE: Final = 1 << 25
-"""How many bytes of a tensor are in memory at a time, or the rows of one block where these are more."""
+"""The bytes of a tensor that are in memory at a time, unless the rows of one block are more."""
 ROWS: Final = 128
-"""Rows are read by multiples of this, the height of a block of 128x128."""
+"""Rows are read in multiples of this number, the height of a 128x128 block."""
 
 
 class Entry(NamedTuple):
-    """A tensor of a file: ``begin`` counts from the start of the file, in bytes."""
+    """A tensor in a file; ``begin`` is its offset from the start of the file, in bytes."""
 
     name: str
     dtype: str
@@ -54,23 +54,25 @@ class Entry(NamedTuple):
     begin: int
     nbytes: int
     pitch: int = 0
-    """Of a matrix whose transpose is stored: the elements from one of its columns to the next. 0 where rows are."""
+    """For a matrix whose transpose is stored: the number of elements from a column to the next. 0 for stored rows."""
 
 
 class Header(NamedTuple):
-    """What a safetensors file says of itself."""
+    """The header of a safetensors file."""
 
     path: Path
     metadata: dict[str, str]
     entries: dict[str, Entry]
     state: tuple[int, int]
-    """Of the file when it was read: its length, and when it was last written."""
+    """The state of the file when the header was read (`state_of`)."""
 
     def refuse_changed(self) -> None:
-        """Refuse what was read of a file that is another one now; one that is gone was read before, or cannot be read.
+        """Refuse a file that has changed since its header was read.
+
+        A file that is gone is no error here: either its data was read before, or reading fails anyway.
 
         Raises:
-            CheckpointError: it was written since.
+            CheckpointError: the file was written or replaced.
         """
         with suppress(FileNotFoundError):
             refuse_another(self.path, state_of(self.path.stat()), self.state)
@@ -92,13 +94,13 @@ def read_header(path: Path) -> Header:
         CheckpointError: the file cannot be read, is not a safetensors file, or is shorter or longer than it says.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # of a FIFO, opening waits for a writer
+        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
             raise CheckpointError(f"cannot read {path}: it is not a plain file")
-        # Opened by Python first: the library reports every failure to open as a missing file.
+        # Python opens the file first, as the library reports every failure to open as a missing file.
         with path.open("rb") as file:
             state = state_of(os.fstat(file.fileno()))
             size = int.from_bytes(file.read(8), "little")
-            # The library checks the header, the offsets and the length of the file; it does not tell the offsets.
+            # The library checks the header, the offsets and the length of the file, but does not expose the offsets.
             with safetensors.safe_open(path, framework="numpy"):
                 pass
             described = json.loads(file.read(size))
@@ -115,15 +117,15 @@ def read_header(path: Path) -> Header:
 
 
 def state_of(found: os.stat_result) -> tuple[int, int]:
-    """Return what changes when a file is written or replaced: its length, and when it was last written, in ns."""
+    """Return a file's length in bytes and time of last modification in ns, which change if the file is written."""
     return found.st_size, found.st_mtime_ns
 
 
 def refuse_another(path: Path, now: tuple[int, int], opened: tuple[int, int]) -> None:
-    """Refuse a file whose header tells where its numbers were, and not where they are.
+    """Refuse a file that has changed since its header was read, so that the header's offsets may be wrong.
 
     Raises:
-        CheckpointError: its state is another one than when its header was read.
+        CheckpointError: ``now`` differs from ``opened``, the state when the header was read.
     """
     if now != opened:
         raise CheckpointError(f"cannot read {path}: it was written since it was opened")
@@ -132,10 +134,11 @@ def refuse_another(path: Path, now: tuple[int, int], opened: tuple[int, int]) ->
 def read_rows(
     file: BinaryIO, entry: Entry, multiple: int = ROWS, itemsize: int | None = None
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Give a matrix by some rows at a time: the first one's number, and the rows, in a dtype of DTYPES.
+    """Yield a matrix some rows at a time: the index of the first row, and the rows, in a dtype of `DTYPES`.
 
-    Rows of float64 are given as float32, where numbers beyond its range are infinite. All pieces but the last have a
-    multiple of ``multiple`` rows, so many that AT_ONCE bytes are not exceeded where an element takes ``itemsize``.
+    float64 becomes float32, in which numbers beyond its range are infinite. All pieces but the last have a multiple of
+    ``multiple`` rows: as many as fit in `AT_ONCE` bytes, with ``itemsize`` bytes per element (default: as stored), but
+    at least ``multiple``.
     """
     size = itemsize or DTYPES[entry.dtype].itemsize
     step = max(AT_ONCE // (entry.shape[1] * size) // multiple, 1) * multiple
@@ -148,7 +151,7 @@ def read_rows(
 
 
 def copy_tensor(source: BinaryIO, entry: Entry, target: BinaryIO, begin: int) -> Iterator[int]:
-    """Copy one tensor's numbers from file to file, some megabytes at a time, and give how many bytes they were."""
+    """Copy a tensor's data from file to file, some megabytes at a time, and yield the bytes of each part."""
     if entry.pitch:
         of_a_row = entry.nbytes // entry.shape[0]
         for first, rows in _pieces(source, entry, max(AT_ONCE // of_a_row, 1)):
@@ -166,7 +169,7 @@ def copy_tensor(source: BinaryIO, entry: Entry, target: BinaryIO, begin: int) ->
 
 
 def _pieces(file: BinaryIO, entry: Entry, step: int) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Give a matrix by ``step`` rows as they are stored, or of one whose transpose is stored, by as many columns."""
+    """Yield a matrix ``step`` rows at a time; if its transpose is stored, these are columns in the file."""
     rows, cols = entry.shape
     dtype = DTYPES[entry.dtype]
     for first in range(0, rows, step):
@@ -195,9 +198,9 @@ def _read_into(file: BinaryIO, entry: Entry, begin: int, buffer: memoryview) -> 
 
 
 def lay_out(pieces: Iterable[Piece], metadata: dict[str, str]) -> tuple[bytes, dict[str, int], int]:
-    """Return a file's first bytes, where in the file each tensor begins, and the file's length.
+    """Return a file's first bytes, the offset of each tensor in the file, and the file's length.
 
-    Wide dtypes come first, as the safetensors library sorts them, so that every tensor is aligned to its items.
+    Tensors with larger items come first, as in the safetensors library, so that each tensor is aligned to its items.
     """
 
     def order(piece: Piece) -> tuple[int, str]:

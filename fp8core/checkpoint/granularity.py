@@ -1,4 +1,4 @@
-"""What the shape of a scale says: how many elements of the weight share one number."""
+"""Derives the granularity of a scale from its shape: which elements of the weight share one number."""
 
 import math
 from collections.abc import Mapping
@@ -10,27 +10,27 @@ Granularity = Literal["tensor", "shard", "channel", "column", "block", "group"]
 Shape = tuple[int, ...]
 
 E8M0: Final = ("F8_E8M0", "U8")
-"""How exponents alone are stored: powers of two."""
+"""The dtypes in which scales are stored as exponents (e8m0): powers of two."""
 SIZES: Final = (128, 64, 32, 256, 512, 16)
-"""Of groups and blocks, the usual ones first."""
+"""The sides of groups and blocks, the most usual first."""
 FUSED: Final[Mapping[str, int]] = {"qkv_proj": 3, "gate_up_proj": 2, "w13": 2}
-"""Weights of several layers in one, which may have a scale for each: how many they are."""
+"""By name: the number of layers in a fused weight, which may have one scale for each layer."""
 
 
 class Grouping(NamedTuple):
-    """How the numbers of a scale lie over a weight."""
+    """The groups of a weight's elements that share a number of its scale."""
 
     granularity: Granularity
     group_shape: GroupShape
-    """Rows and columns that share one number; -1 spans the axis."""
+    """The rows and columns that share one number; -1 spans the axis."""
     scale_shape: tuple[int, int]
-    """Of the scales of one matrix, as `fp8core.dequantize` takes them; of shards, one for each row."""
+    """The shape of the scales of one matrix, as `fp8core.dequantize` takes them; for shards, one per row."""
     widths: tuple[int, ...] = ()
-    """Of shards: the rows of each."""
+    """For shards: the number of rows of each."""
 
 
 class Matrices(NamedTuple):
-    """A weight as matrices: experts that are stacked, or one with all axes but the first as its columns."""
+    """A weight as matrices: stacked experts, or one matrix whose columns are all axes but the first."""
 
     experts: int | None
     rows: int
@@ -38,7 +38,7 @@ class Matrices(NamedTuple):
 
 
 def matrices(name: str, shape: Shape) -> Matrices:
-    """Return a weight's tensor as matrices: 3 axes in a module of experts are experts, rows and columns."""
+    """Return a weight's shape as matrices; a tensor with 3 axes and "expert" in its name is experts, rows, columns."""
     if len(shape) == 3 and "expert" in name:
         return Matrices(*shape)
     return Matrices(None, shape[0], math.prod(shape[1:]))
@@ -54,16 +54,16 @@ def grouping(
     *,
     blocks: bool = False,
 ) -> Grouping | None:
-    """Return how a scale lies over a weight, or None where its shape fits no granularity.
+    """Return the groups of a weight's elements that share a number of its scale, or None if the shapes do not match.
 
     Args:
-        name: of the weight.
-        weight: its shape.
+        name: the name of the weight.
+        weight: the shape of the weight.
         scale: the shape of the scale.
-        dtype: the scale's, in safetensors' words.
-        claimed: the blocks that the configuration names: they count where they fit.
-        config: config.json, which tells the sizes of fused attention layers.
-        blocks: whether the configuration calls them blocks, and those of one row not groups.
+        dtype: the dtype of the scale, as safetensors names it.
+        claimed: the block shape in the configuration, which takes precedence if it fits.
+        config: the content of config.json, which holds the sizes of fused attention layers.
+        blocks: whether the configuration calls them blocks; then blocks of one row are not called groups.
     """
     experts, n, k = matrices(name, weight)
     if experts is not None and math.prod(scale) != 1:
@@ -89,7 +89,7 @@ def grouping(
 
 
 def _without_ones(scale: Shape) -> Shape:
-    """Return a scale's shape without axes of one element that say nothing; of one number (1, 1)."""
+    """Return a scale's shape without the axes of extent 1 that have no meaning; (1, 1) for a single number."""
     if math.prod(scale) == 1:
         return 1, 1
     if len(scale) == 4 and scale[1] == scale[3] == 1:  # ModelOpt's FP8_PB_WO: [n blocks, 1, k blocks, 1]
@@ -113,9 +113,9 @@ def _name_of(one: GroupShape) -> Granularity:
 
 
 def shard_widths(name: str, n: int, shards: int, config: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the rows of each layer in a fused weight, or None where they are not known.
+    """Return the number of rows of each layer in a fused weight, or None if they are not known.
 
-    Gate and up are halves. Of q, k and v the numbers of heads in config.json tell.
+    Gate and up are halves. The rows of q, k and v follow from the numbers of heads in config.json.
     """
     part = name.removesuffix(".weight").rpartition(".")[2]
     if FUSED.get(part) != shards:
@@ -135,5 +135,5 @@ def shard_widths(name: str, n: int, shards: int, config: Mapping[str, Any]) -> t
 
 
 def _count(value: object) -> int:
-    """Return a number of heads or elements that a configuration has for all layers, or 0, as of a list for each."""
+    """Return a positive number in a configuration, or 0 for anything else, such as a list with one per layer."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, in a few lines: its layers by kind of scale, its other tensors, and what is claimed."""
+"""Summarizes a checkpoint: its layers by kind of scale, its other tensors, and what its configuration claims."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -11,10 +11,10 @@ from fp8core.checkpoint.reader import Checkpoint
 
 
 class Kind(NamedTuple):
-    """Layers that are alike, or other tensors of one dtype.
+    """A group of layers with the same format and scales, or of other tensors with the same dtype.
 
     Examples:
-        `inspect_checkpoint` gives them.
+        `inspect_checkpoint` returns them.
 
         >>> from fp8core.checkpoint import Kind
         >>> Kind("BF16", "", "", 2, 96, 192, "norm.weight").nbytes
@@ -22,20 +22,23 @@ class Kind(NamedTuple):
     """
 
     what: str
-    """The weights' FP8 format, or the dtype of the other tensors in safetensors' words."""
+    """The FP8 format of the weights, or safetensors' dtype name of the other tensors."""
     scales: str
-    """What shares a scale, and how it is stored; empty of other tensors."""
+    """Which elements share a scale, and how scales are stored; empty for other tensors."""
     activations: str
-    """Where the scales of activations come from; empty of other tensors."""
+    """How activations are scaled, "static" or "dynamic"; empty for other tensors."""
     number: int
+    """The number of layers or tensors."""
     elements: int
+    """The number of elements of their weights."""
     nbytes: int
-    """With the scales."""
+    """Their bytes, including scales."""
     example: str
+    """The name of the first of them."""
 
 
 class Inspection(NamedTuple):
-    """What a checkpoint holds.
+    """The summary of a checkpoint.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -52,7 +55,7 @@ class Inspection(NamedTuple):
     path: str
     format: str
     title: str
-    """The format as people call it."""
+    """The format's usual name."""
     claim: Claim
     files: int
     nbytes: int
@@ -60,7 +63,7 @@ class Inspection(NamedTuple):
     others: tuple[Kind, ...]
     kv_scales: int
     faults: tuple[Fault, ...]
-    """What the headers and the configuration alone tell; `verify_checkpoint` reads the numbers, too."""
+    """The faults that headers and configuration reveal; `verify_checkpoint` also reads the numbers."""
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as plain values for ``json.dumps``."""
@@ -91,10 +94,10 @@ class Inspection(NamedTuple):
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Return what a checkpoint holds, from its headers and configuration; no number is read.
+    """Return the summary of a checkpoint, from its headers and configuration only.
 
     Args:
-        checkpoint: from `open_checkpoint`.
+        checkpoint: a checkpoint from `open_checkpoint`.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -121,7 +124,7 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
 
 
 def scales_of(layer: Layer) -> str:
-    """Return what shares a scale, and how it is stored, in words."""
+    """Return in words which elements share a scale, and how scales are stored."""
     if layer.scale is None:
         return "none"
     if layer.granularity is None or layer.group_shape is None:
@@ -138,7 +141,7 @@ def _activations(layer: Layer) -> str:
 
 
 def _title(checkpoint: Checkpoint) -> str:
-    """Return the format as people call it; of another quantization, which one."""
+    """Return the format's usual name, with the name of another quantization if there is one."""
     other = other_quantization(checkpoint.all_tensors)
     if checkpoint.layers:
         return TITLES[checkpoint.format] + ("" if other is None else f", some weights {other[1]}")

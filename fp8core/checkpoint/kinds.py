@@ -1,9 +1,9 @@
-"""What kind of layer a tensor belongs to, by the names that models give their modules.
+"""Classifies modules by the names that models give them.
 
-Only weights of plain linear layers can be FP8: readers (vLLM, transformers over compressed-tensors) look for the scale
-of no other. The names were collected from all models of transformers 5.23 (tests/package/test_checkpoint_kinds.py
-compares the table with their modules) and from vLLM's sources, where a layer that is made without a quantization config
-has no place for a scale.
+Only weights of plain linear layers can be FP8: readers (vLLM, transformers with compressed-tensors) look for no other
+scales. The names were collected from all models of transformers 5.23 (tests/package/test_checkpoint_kinds.py compares
+the table with their modules) and from vLLM's sources, where a layer that is made without a quantization config has no
+place for a scale.
 """
 
 import re
@@ -14,13 +14,13 @@ from typing import Any, Final, NamedTuple
 
 
 class Kind(NamedTuple):
-    """What a module is."""
+    """A kind of module."""
 
     name: str
     reason: str
-    """Why its weight stays as it is; empty for linear layers."""
+    """Why its weight is not quantized; empty for linear layers."""
     able: bool = False
-    """Whether readers can take it as FP8, so that it may be asked for by name."""
+    """Whether some readers support it in FP8, so that a user may request it by name."""
 
 
 LINEAR: Final = Kind("linear layer", "", able=True)
@@ -38,15 +38,15 @@ OUTSIDE: Final = Kind("outside of the layers", "embeddings, heads and poolers ar
 
 
 class Rule(NamedTuple):
-    """Modules of one kind, in some model types.
+    """Patterns for the names of one kind of modules, in some model types.
 
-    A pattern is a glob over the whole name of a module, or over any number of its last parts.
+    A pattern is a glob that matches the whole name of a module, or any number of its last parts.
     """
 
     kind: Kind
     patterns: tuple[str, ...]
     models: tuple[str, ...] = ("*",)
-    """Globs over config.json's model_type; where that is unknown, only the rules for "*" count."""
+    """Globs over the model_type in config.json, which is empty if it is unknown."""
 
 
 _CONV1D: Final = ("c_attn", "c_proj", "c_fc", "q_attn")
@@ -65,7 +65,7 @@ RULES: Final = (
     Rule(CAST, ("fc2",), ("seamless_m4t*", "nllb-moe")),
     Rule(CAST, ("project_q",), ("wav2vec2*", "unispeech*")),
     Rule(ATTENTION, tuple(f"attention.{part}_proj" for part in ("q", "k", "v", "out")), ("wavlm",)),
-    Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # whose weights it divides in place
+    Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # RWKV divides these weights in place
     Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
     Rule(SPECIAL, ("lm_head",), ("idefics",)),
     Rule(
@@ -87,7 +87,7 @@ RULES: Final = (
     Rule(SCAN, ("mamba.*", "dt_proj", "x_proj", "bcdt_proj", "conv1d")),
     Rule(HEAD, ("output", "output_layer", "model.output", "transformer.output_layer", "head")),
 )
-"""The first rule that names a module decides; one that none names is linear, unless it is outside of the layers."""
+"""The first rule that matches a module decides. A module that none matches is linear if it is in a numbered layer."""
 
 _NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -95,23 +95,23 @@ TOWERS: Final = (
     *("vision_*", "visual", "visual_*", "image_encoder", "vit", "audio_*", "speech_encoder"),
     *("multi_modal_projector", "mm_projector*", "aligner", "embed_tokens_extend"),
 )
-"""Parts of names that make all modules under them a tower or projector; globs."""
+"""Globs over parts of names: all modules under such a part belong to a tower or projector."""
 
 
 class Names(NamedTuple):
-    """What has to be known of a checkpoint to tell what its modules are."""
+    """The facts about a checkpoint that the kinds of its modules depend on."""
 
     model_type: str
     layered: bool
-    """Whether some modules are numbered, as layers are: what is outside of them is not a layer then."""
+    """Whether some modules are numbered, as layers are; then modules outside of numbered ones are not layers."""
     rows_of_vocabulary: int | None
-    """How many rows embeddings and heads have, as config.json says."""
+    """The vocabulary size in config.json, which is the number of rows of embeddings and heads."""
     attentions: frozenset[str]
-    """Modules of torch.nn.MultiheadAttention, which is known by its in_proj_weight."""
+    """The modules of class torch.nn.MultiheadAttention, recognized by their in_proj_weight."""
 
 
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
-    """Return what the names of a checkpoint's matrices and its config.json say of them."""
+    """Return the facts about a checkpoint, from the names of its modules and tensors and from its config.json."""
     text = config.get("text_config")
     sizes = {**config, **(text if isinstance(text, dict) else {})}
     rows = sizes.get("vocab_size")
@@ -125,7 +125,7 @@ def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str
 
 
 def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
-    """Return what a module with a matrix as its weight is."""
+    """Return the kind of a module whose weight is a matrix of this shape."""
     known = _by_name(_NUMBER.sub("0", module), names.model_type)
     if module.rpartition(".")[0] in names.attentions and (known is None or known.able):
         return ATTENTION
@@ -138,9 +138,10 @@ def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
 
 @lru_cache(maxsize=4096)
 def _by_name(module: str, model_type: str) -> Kind | None:
-    """Return what the rules say of a module, or None where they do not know it.
+    """Return the kind that the rules give a module, or None if none matches.
 
-    All layers and experts have number 0 here: a mixture has tens of thousands of modules, and some tens of names.
+    The caller replaces all numbers of layers and experts by 0, so that the tens of thousands of modules of a mixture
+    have some tens of names.
     """
     parts = module.split(".")
     tails = [".".join(parts[at:]) for at in range(len(parts))]
@@ -155,7 +156,7 @@ def _by_name(module: str, model_type: str) -> Kind | None:
 
 
 def tower_of(module: str) -> str | None:
-    """Return the part of a module's name that makes it part of a tower."""
+    """Return the part of a module's name that makes it part of a tower, or None."""
     return next((part for part in module.split(".") if any(fnmatchcase(part, one) for one in TOWERS)), None)
 
 

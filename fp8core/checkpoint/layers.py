@@ -1,4 +1,4 @@
-"""Tensors and FP8 layers as the headers describe them; numbers are read when they are asked for."""
+"""Tensors and FP8 layers as the headers describe them; data is read on request."""
 
 import math
 import os
@@ -20,10 +20,10 @@ from fp8core.problem import BLOCK_128, GroupShape
 
 
 class Tensor(NamedTuple):
-    """A tensor of a file: what its header says.
+    """A tensor of a file, as the header describes it.
 
     Examples:
-        `open_checkpoint` gives them.
+        `open_checkpoint` returns them.
 
         >>> from fp8core.checkpoint import Tensor
         >>> Tensor._fields
@@ -32,33 +32,33 @@ class Tensor(NamedTuple):
 
     name: str
     dtype: str
-    """In safetensors' words: "F8_E4M3", "BF16"."""
+    """The dtype as safetensors names it, such as "F8_E4M3" or "BF16"."""
     shape: tuple[int, ...]
     begin: int
-    """Where its bytes begin in the file."""
+    """The offset of the data from the start of the file, in bytes."""
     nbytes: int
     path: Path
     """The file."""
     state: tuple[int, int]
-    """Of the file when its header was read: its length, and when it was last written, in ns."""
+    """The file's length in bytes and time of last modification in ns, when its header was read."""
     pitch: int = 0
-    """Of a matrix whose transpose is stored: the elements from one of its columns to the next. 0 where rows are."""
+    """For a matrix whose transpose is stored: the number of elements from a column to the next. 0 for stored rows."""
 
     @property
     def elements(self) -> int:
-        """How many numbers there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def entry(self) -> Entry:
-        """What the file's header says, without the file."""
+        """The tensor without its file."""
         return Entry(*self[:5], self.pitch)
 
     def read(self) -> NDArray[Any]:
-        """Return the numbers: a read-only array over a mapping of the file, in a dtype of NumPy or ml_dtypes.
+        """Return the data as a read-only array, mapped from the file, in a dtype of NumPy or ml_dtypes.
 
         Raises:
-            CheckpointError: the file cannot be read, or is another one since its header was read; or NumPy has no such
+            CheckpointError: the file cannot be read, or has changed since its header was read; or NumPy has no such
                 dtype.
         """
         dtype = DTYPES.get(self.dtype)
@@ -82,7 +82,7 @@ class Tensor(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """An FP8 weight and what belongs to it: tensors as the headers describe them, nothing read.
+    """An FP8 weight and the tensors that belong to it, as the headers describe them; no data is read.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -99,32 +99,32 @@ class Layer(NamedTuple):
     """
 
     name: str
-    """The module: the weight's name without ".weight"; of experts in one tensor, the name of that."""
+    """The module: the weight's name without ".weight"; for experts stacked in one tensor, the name of that tensor."""
     weight: Tensor
     scale: Tensor | None
     granularity: Granularity | None
-    """How many elements share a scale; None where there is none, or where its shape fits nothing. "tensor" without a
-    scale: the checkpoint was opened as unscaled, and codes are values."""
+    """Which elements share a scale; None if there is no scale, or if its shape does not match the weight. "tensor"
+    without a scale means that the checkpoint was opened as unscaled: codes are values."""
     group_shape: GroupShape | None
-    """Rows and columns that share a scale, -1 for all: as `fp8core.dequantize` takes it, for each matrix."""
+    """The rows and columns of each matrix that share a scale, as `fp8core.dequantize` takes them; -1 spans the axis."""
     scale_shape: tuple[int, ...]
-    """Of what `scales` gives."""
+    """The shape of the array that `scales` returns."""
     widths: tuple[int, ...]
-    """Of fused weights that have a scale for each layer in them: the rows of each; else empty."""
+    """For a fused weight with one scale for each layer in it: the number of rows of each layer; else empty."""
     input_scale: Tensor | None
     input_scale_ub: Tensor | None
     marker: Tensor | None
-    """ComfyUI's note on the layer."""
+    """ComfyUI's tensor that describes the layer."""
     format: FormatName
 
     @property
     def dtype(self) -> str:
-        """The weight's FP8 format by its name here: "float8_e4m3fn"."""
+        """The weight's FP8 format as fp8core names it, such as "float8_e4m3fn"."""
         return FP8[self.weight.dtype]
 
     @property
     def experts(self) -> int | None:
-        """How many experts are stacked in the weight, or None where it is one matrix."""
+        """The number of experts stacked in the weight, or None if it is one matrix."""
         return matrices(self.weight.name, self.weight.shape).experts
 
     @property
@@ -134,7 +134,7 @@ class Layer(NamedTuple):
 
     @property
     def scheme(self) -> Literal["channel", "tensor", "block"] | None:
-        """How products with the weight are scaled: per channel, tensor or 128x128; None by anything else."""
+        """The scheme of products with the weight: per channel, tensor or 128x128 block; None for other scales."""
         if self.granularity == "block":
             return "block" if self.group_shape == BLOCK_128 else None
         if self.granularity in ("channel", "shard"):
@@ -143,31 +143,31 @@ class Layer(NamedTuple):
 
     @property
     def scale_kind(self) -> str:
-        """How the scales are stored: "float32", "bfloat16", "float16", "float64", "e8m0", or "" without any."""
+        """The dtype of the stored scales: "float32", "bfloat16", "float16", "float64", "e8m0", or "" without scales."""
         if self.scale is None:
             return ""
         return "e8m0" if self.scale.dtype in E8M0 else str(DTYPES[self.scale.dtype])
 
     def tensors(self) -> Iterator[Tensor]:
-        """Give the weight, then what belongs to it."""
+        """Yield the weight, then the tensors that belong to it."""
         yield self.weight
         yield from (one for one in (self.scale, self.input_scale, self.input_scale_ub, self.marker) if one is not None)
 
     def matrices(self) -> Iterator[Entry]:
-        """Give the weight as matrices: one, or one for each expert."""
+        """Yield the matrices of the weight: one, or one for each stacked expert."""
         n, k = self.matrix_shape
         nbytes = n * k
         for begin in range(self.weight.begin, self.weight.begin + self.weight.nbytes, nbytes):
             yield Entry(self.weight.name, self.weight.dtype, (n, k), begin, nbytes, self.weight.pitch)
 
     def scales(self, expert: int | None = None) -> NDArray[np.float32]:
-        """Return the weight's scales as float32, in one shape whatever the file's is.
+        """Return the weight's scales as float32, in a shape that does not depend on the file's.
 
-        ``[1, 1]`` per tensor, ``[n, 1]`` per channel and for fused shards, ``[n blocks, k blocks]`` per block or group;
-        before these the experts, where they are stacked and no ``expert`` is asked for.
+        The shape is ``[1, 1]`` per tensor, ``[n, 1]`` per channel and for fused shards, and ``[n blocks, k blocks]``
+        per block or group. For stacked experts, an axis of experts precedes these unless ``expert`` selects one.
 
         Raises:
-            CheckpointError: there are none, their shape fits the weight by no granularity, or the file cannot be read.
+            CheckpointError: there is no scale, its shape does not match the weight, or the file cannot be read.
         """
         if self.granularity is None:
             raise CheckpointError(self.fault())
@@ -187,7 +187,7 @@ class Layer(NamedTuple):
         return numbers.reshape(shape)
 
     def fault(self) -> str:
-        """Return why the weight cannot be read as numbers; empty where it can."""
+        """Return why the weight cannot be dequantized; empty if it can."""
         if self.granularity is not None:
             return ""
         if self.scale is None:
@@ -197,7 +197,7 @@ class Layer(NamedTuple):
 
 
 def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
-    """Return scales as float32: bytes are exponents (e8m0), float64 is rounded, all else is exact."""
+    """Return scales as float32: uint8 holds exponents (e8m0), float64 is rounded, other dtypes convert exactly."""
     if stored.dtype == np.uint8:
         stored = stored.view(ml_dtypes.float8_e8m0fnu)
     with np.errstate(over="ignore"):

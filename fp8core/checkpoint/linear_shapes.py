@@ -1,4 +1,4 @@
-"""The linear layers of a checkpoint, as what can be tuned: their shapes and their scales."""
+"""The shapes and scale schemes of a checkpoint's linear layers, for tuning."""
 
 import os
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ Scaled = Literal["channel", "tensor", "block"]
 
 
 class LayerShape(NamedTuple):
-    """A linear layer: its output channels, its input's, how it is scaled, and whether it has a bias.
+    """A linear layer: output channels n, input channels k, scheme of its scales, and whether it has a bias.
 
     Examples:
         >>> from fp8core.checkpoint.linear_shapes import LayerShape
@@ -25,14 +25,14 @@ class LayerShape(NamedTuple):
 
 
 def layers_of(source: str | os.PathLike[str], scheme: Scaled = "channel") -> dict[LayerShape, list[str]]:
-    """Return the different linear layers of a safetensors file or folder, each with the names of its weights.
+    """Return the distinct linear layers of a safetensors file or folder, each with the names of its weights.
 
-    Of a checkpoint in high precision they are those that `quantize_checkpoint` would quantize; of one in FP8 all of its
-    FP8 weights, scaled as their scales say. Only headers are read.
+    In an FP8 checkpoint these are all FP8 weights, with the schemes of their scales; in a high-precision checkpoint,
+    the weights that `quantize_checkpoint` would quantize. Only headers are read.
 
     Args:
         source: a safetensors file, or a folder of them.
-        scheme: how the layers would be scaled, where they are not FP8 yet.
+        scheme: the scheme of layers that are not FP8 yet.
 
     Raises:
         CheckpointError: the source cannot be read, or has no such layer.

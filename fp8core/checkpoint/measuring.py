@@ -1,4 +1,4 @@
-"""What the numbers of an FP8 weight tell of its scales without the weight that it was made from."""
+"""Detects wrong scales from the codes and scales of FP8 weights, without the original weights."""
 
 import math
 import re
@@ -16,44 +16,46 @@ from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.host.codes import decode_table
 
 USUAL: Final = 1e-4, 4.0
-"""Between these is the typical magnitude of weights: the median of what their codes that are not zero stand for."""
+"""The range of a weight's usual magnitude: the median magnitude of the values of its nonzero codes."""
 USUAL_MEDIAN: Final = 2e-2
-"""What a typical weight is taken to be where no layer of the checkpoint has a usual magnitude."""
+"""The magnitude that is assumed as typical if no layer of the checkpoint has a usual magnitude."""
 FAR, NEAR = 100.0, 30.0
-"""A scale is called wrong where the magnitude is so many times the other layers', and another reading so near them."""
+"""A scale is reported if the layer's magnitude differs from the others' by a factor of at least FAR, but by one of at
+most NEAR under another reading of the scale."""
 OF_A_COUNT: Final = 8
-"""The bytes that NumPy needs to count a code."""
+"""The bytes that NumPy needs per code to count it."""
 GROUPS_THAT_TELL: Final = 8
-"""From so many groups on, powers of two whose largest codes are all the format's largest are no chance."""
+"""With at least this many groups, it is no coincidence if all scales are powers of two and all groups have the largest
+code."""
 
 
 class Measured(NamedTuple):
-    """What was seen of a layer."""
+    """The measurements of a layer."""
 
     layer: Layer
     nans: int
-    """Codes that are NaN or infinite."""
+    """The number of codes that are NaN or infinite."""
     code: float
-    """The median magnitude of the codes that are not zero; NaN where all are."""
+    """The median magnitude of the nonzero codes; NaN if all are zero."""
     scale: float
     """The median scale."""
     raised: bool
-    """Whether all scales are powers of two and the largest code of every group is the largest that there is."""
+    """Whether all scales are powers of two and every group has a code of the format's largest magnitude."""
 
     @property
     def magnitude(self) -> float:
-        """What the weight's numbers typically are."""
+        """The typical magnitude of the weight's values."""
         return self.code * self.scale
 
 
 @cache
 def magnitudes(dtype: str) -> NDArray[np.float32]:
-    """Return the magnitudes of the 256 codes; NaN and infinity where they are that."""
+    """Return the magnitudes of the 256 codes, including NaN and infinity."""
     return np.abs(decode_table(dtype))
 
 
 def scale_faults(tensor: Tensor) -> Iterator[Fault]:
-    """Give what is wrong with the numbers of a scale."""
+    """Yield the faults in the numbers of a scale."""
     if not tensor.nbytes:
         return
     numbers = as_float32(tensor.read())
@@ -73,7 +75,7 @@ def scale_faults(tensor: Tensor) -> Iterator[Fault]:
 
 
 def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | int]:
-    """Give how many bytes were read after each piece of a weight, then what was seen."""
+    """Measure a layer: yield the bytes of each part of the weight as it is read, then the measurements."""
     counts = np.zeros(256, np.int64)
     powers = bool(scales.size >= GROUPS_THAT_TELL and (np.frexp(scales)[0] == 0.5).all())
     full = powers
@@ -104,7 +106,7 @@ def _full(codes: NDArray[np.uint8], rows: int, cols: int, dtype: str) -> bool:
 
 
 def _median(values: NDArray[np.float32], counts: NDArray[np.int64]) -> float:
-    """Return the median of the values that are not zero, each so many times."""
+    """Return the median of the nonzero values, each repeated as often as its count says."""
     order = np.argsort(values)
     values, counts = values[order], np.where(values[order] > 0, counts[order], 0)
     total = int(counts.sum())
@@ -112,12 +114,13 @@ def _median(values: NDArray[np.float32], counts: NDArray[np.int64]) -> float:
 
 
 def suspicious(measured: Sequence[Measured]) -> Iterator[Fault]:
-    """Give the layers whose numbers say that the scale is not what multiplies the codes.
+    """Yield faults of layers whose numbers suggest that the stored scale is not the factor on the codes.
 
-    A weight typically has a magnitude of 1e-3 to 1. Where one is far from the others' (or, where no layer is usual,
-    from that), and would be near them under the scale's reciprocal or root, that is what the scale is taken to be. A
-    weight that training let decay looks like one whose scale is squared: that is told only where half of the layers
-    that are called alike look so.
+    Weights typically have a magnitude of 1e-3 to 1. If a layer's magnitude is far from that of the other layers (or
+    from `USUAL_MEDIAN`, if no layer has a usual magnitude), but near it with the reciprocal or the square root of the
+    scale, the scale was probably stored inverted or squared. A weight that decayed in training looks like one with a
+    squared scale, so squared scales are reported only if at least half of the layers with the same name (numbers aside)
+    look so.
     """
     faults = list(_suspicious(measured))
     alike = Counter(_alike(one.layer) for one in measured)
@@ -159,5 +162,5 @@ def _suspicious(measured: Sequence[Measured]) -> Iterator[tuple[Measured, Fault]
 
 
 def _apart(one: float, other: float) -> float:
-    """Return how many times one is the other, or the other way around."""
+    """Return the ratio of two numbers, the larger over the smaller; infinity if ``one`` is not positive and finite."""
     return max(one / other, other / one) if one > 0 and math.isfinite(one) else math.inf

@@ -1,4 +1,4 @@
-"""How formats name what belongs to an FP8 weight: one table, which everything that reads checkpoints asks.
+"""The names that formats give to the tensors beside an FP8 weight, in one table that all readers use.
 
 All scales multiply, also those whose names end in ``_inv``.
 
@@ -26,31 +26,31 @@ TITLES: Final[Mapping[FormatName, str]] = {
     "unscaled": "FP8 without any scale",
     "unquantized": "not quantized",
 }
-"""The formats, as people call them."""
+"""The usual names of the formats."""
 
 
 class Naming(NamedTuple):
-    """One name that a format gives to what belongs to a weight."""
+    """A suffix of tensor names, and its role."""
 
     suffix: str
-    """After a module's name."""
+    """The part of the name after the module's name."""
     role: Role
     format: FormatName | None
-    """The one format that has the name; None where several have it."""
+    """The only format that uses the suffix; None if several do."""
 
 
 NAMES: Final = (
     Naming(".weight_scale_inv", "scale", "fp8"),
     Naming(".weight_scale", "scale", None),
     Naming(".scale_weight", "scale", "comfyui"),
-    Naming(".scale", "scale", "fp8"),  # DeepSeek-V4; the module's weight being FP8, it is no norm's
+    Naming(".scale", "scale", "fp8"),  # DeepSeek-V4; it cannot be the scale of a norm, as the weight is FP8
     Naming(".input_scale", "input_scale", None),
     Naming(".activation_scale", "input_scale", "fp8"),
     Naming(".scale_input", "input_scale", "comfyui"),
     Naming(".input_scale_ub", "input_scale_ub", "fbgemm_fp8"),
     Naming(".comfy_quant", "marker", "comfyui"),
 )
-"""What a module ``M`` with ``M.weight`` may have beside it."""
+"""The tensors that may be beside the weight of a module ``M``, ``M.weight``."""
 STACKED: Final = (
     Naming("_scale_inv", "scale", "fp8"),
     Naming("_scale", "scale", None),
@@ -58,13 +58,13 @@ STACKED: Final = (
     Naming("_activation_scale", "input_scale", "fp8"),
     Naming("_input_scale", "input_scale", None),
 )
-"""What a parameter that is a weight itself may have beside it: experts in one tensor, ``experts.gate_up_proj``."""
+"""The tensors that may be beside a weight without ".weight" in its name: stacked experts, ``experts.gate_up_proj``."""
 
 WEIGHT: Final = ".weight"
 MARKER: Final = "scaled_fp8"
-"""ComfyUI's older files say with this tensor that they are FP8."""
+"""The tensor that marks older files of ComfyUI as FP8."""
 METADATA: Final = "_quantization_metadata"
-"""ComfyUI's newer files say in this entry of the header which layers are quantized, and how."""
+"""The entry of the header in which newer files of ComfyUI list the quantized layers and their formats."""
 
 KV_SCALES: Final[Mapping[str, str]] = {
     ".k_proj.k_scale": ".k_scale",
@@ -78,7 +78,7 @@ KV_SCALES: Final[Mapping[str, str]] = {
     ".q_scale": ".q_scale",
     ".kv_scale": ".kv_scale",
 }
-"""What the scales of cached keys and values are called, and what compressed-tensors calls them: after the attention."""
+"""By the suffix of a KV cache scale in any format: its suffix in compressed-tensors, after the attention module."""
 PART_OF_MODELOPT: Final = (".k_proj.k_scale", ".v_proj.v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
@@ -91,33 +91,33 @@ OTHERS: Final[Mapping[str, str]] = {
     ".SCB": "bitsandbytes",
     "_blocks": "MXFP4",
 }
-"""What other quantizations call tensors, by the end of their names; MXFP4's blocks have ``_scales`` beside them."""
+"""By suffix of a tensor's name: another quantization. MXFP4's ``_blocks`` have ``_scales`` beside them."""
 
 
 class Belongings(NamedTuple):
-    """The names of what belongs to one weight."""
+    """The names of the tensors that belong to one weight."""
 
     scale: str | None = None
     input_scale: str | None = None
     input_scale_ub: str | None = None
     marker: str | None = None
     formats: frozenset[FormatName] = frozenset()
-    """Of which format the names are, where they tell."""
+    """The formats that alone use one of these names."""
 
     def tensors(self) -> tuple[str, ...]:
-        """Return the names of the tensors that there are."""
+        """Return the names of the tensors that exist."""
         return tuple(name for name in self[:4] if isinstance(name, str))
 
 
 def module_of_weight(weight: str) -> str:
-    """Return the module of a weight; of a parameter that is one itself, its own name."""
+    """Return the module of a weight, or the weight's own name if it does not end in ".weight"."""
     return weight.removesuffix(WEIGHT)
 
 
 def belongings(weight: str, present: Iterable[str]) -> Belongings:
-    """Return what belongs to a weight among the tensors of a checkpoint (a set, or what is as fast to ask).
+    """Return the tensors that belong to a weight, among those of a checkpoint (a set or a mapping).
 
-    Of two names for one thing, the first of the table counts; the other one is left over.
+    If two tensors have the same role, the first in the table is taken, and the other one is left over.
     """
     module = module_of_weight(weight)
     found: dict[str, str] = {}
@@ -131,12 +131,12 @@ def belongings(weight: str, present: Iterable[str]) -> Belongings:
 
 
 def is_scale(tensor: str) -> bool:
-    """Return whether a tensor is called a scale: of NVFP4 these are FP8 matrices."""
+    """Return whether a tensor is a scale by its name: the scales of NVFP4 are FP8 matrices."""
     return tensor.endswith(("scale", "_scale_inv", ".scale_weight", "_scale_2"))
 
 
 def weight_of_scale(scale: str) -> str | None:
-    """Return the weight that a tensor is the scale of, by its name alone; None of names that say nothing for sure."""
+    """Return the name of the weight that a scale belongs to, or None if the scale's name alone is not conclusive."""
     for suffix in (".weight_scale_inv", ".weight_scale", ".scale_weight"):
         if scale.endswith(suffix):
             return scale.removesuffix(suffix) + WEIGHT
@@ -144,10 +144,10 @@ def weight_of_scale(scale: str) -> str | None:
 
 
 def other_quantization(names: Collection[str]) -> tuple[str, str] | None:
-    """Return the name of a tensor of another quantization than FP8 and which that is, or None.
+    """Return the name of a tensor of another quantization than FP8 and the name of that quantization, or None.
 
     Args:
-        names: of all tensors, in a set or a mapping: names are looked up in it.
+        names: the names of all tensors, in a set or a mapping.
     """
     endings = tuple(OTHERS)
     for name in names:
@@ -159,5 +159,5 @@ def other_quantization(names: Collection[str]) -> tuple[str, str] | None:
 
 
 def kv_scale(tensor: str) -> str | None:
-    """Return compressed-tensors' name for the scale of cached keys or values, or None of any other tensor."""
+    """Return compressed-tensors' name for a scale of the KV cache, or None for any other tensor."""
     return next((tensor.removesuffix(old) + new for old, new in KV_SCALES.items() if tensor.endswith(old)), None)

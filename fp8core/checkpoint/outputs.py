@@ -1,4 +1,4 @@
-"""The formats that convert writes: how they call scales, which shape these have, and what the configuration says."""
+"""The formats that conversions write: the names and shapes of their scales, and their configuration."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ FORMATS_OF: Final[Mapping[str, OutputName]] = {
     "modelopt-mxfp8": "modelopt",
     "comfyui": "comfyui",
 }
-"""Which format each target of convert is, but bf16: a granularity alone is compressed-tensors'."""
+"""By target of a conversion, except bf16: the format. A granularity alone is written as compressed-tensors."""
 TARGETS: Final = ("bf16", *FORMATS_OF)
 
 
@@ -38,8 +38,8 @@ def granularity_for(
 ) -> tuple[Granularity, GroupShape]:
     """Return the granularity of all layers in the new checkpoint.
 
-    Where the target is a format that has several, it is the one that the layers have, so that the codes stay. Blocks of
-    ModelOpt are 128x128: its configuration has no word for others.
+    If the target format supports several, the layers' own granularity is chosen, so that the codes are kept. Blocks in
+    ModelOpt's format are 128x128, as its configuration cannot express others.
     """
     if block_shape is not None:
         return "block", block_shape
@@ -72,7 +72,7 @@ def _is_mxfp8(layer: Layer) -> bool:
 
 
 class Named(NamedTuple):
-    """What a tensor of the new checkpoint is called, and its shape."""
+    """The name and shape of a tensor in the new checkpoint."""
 
     name: str
     shape: tuple[int, ...]
@@ -111,7 +111,7 @@ def input_scale_named(output: OutputName, layer: Layer) -> Named:
 
 
 def kv_scale_named(output: OutputName, name: str, shape: tuple[int, ...]) -> Named:
-    """Return name and shape of a scale of cached keys or values that compressed-tensors calls ``name``."""
+    """Return the name and shape of a KV cache scale whose name in compressed-tensors is ``name``."""
     one = shape in ((), (1,))
     if output != "modelopt":
         return Named(name, (1,) if one else shape)
@@ -122,7 +122,7 @@ def kv_scale_named(output: OutputName, name: str, shape: tuple[int, ...]) -> Nam
 
 
 def marker(goal: Goal) -> bytes:
-    """Return what ComfyUI's newer files say of each layer."""
+    """Return the content of the marker tensor of a layer in newer files of ComfyUI."""
     return json.dumps({"format": goal.dtype}).encode()
 
 
@@ -135,15 +135,15 @@ def configuration(
     static: bool,
     kv_cache: bool,
 ) -> dict[str, Any] | None:
-    """Return the quantization_config of a format; None of ComfyUI, whose files say it themselves.
+    """Return the quantization_config of a format; None for ComfyUI, whose weight files contain it.
 
     Args:
         output: the format.
-        goal: how weights are scaled.
-        kept: name and shape of the tensors that are not FP8.
-        quantized: the modules that are.
-        static: whether activations have scales in the file.
-        kv_cache: whether cached keys and values have.
+        goal: the scaling of the weights.
+        kept: name and shape of each tensor that is not FP8.
+        quantized: the names of the FP8 modules.
+        static: whether the file has scales of activations.
+        kv_cache: whether the file has scales of the KV cache.
     """
     kept, quantized = list(kept), list(quantized)
     if output == "comfyui":
@@ -182,7 +182,7 @@ def configuration(
 
 
 def modelopt_file(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what hf_quant_config.json says, which older readers want beside config.json."""
+    """Return the content of hf_quant_config.json, which older readers need beside config.json."""
     return {
         "producer": found["producer"],
         "quantization": {

@@ -1,4 +1,4 @@
-"""The new files of a conversion, in parts: tensors that are copied, and layers that are written otherwise."""
+"""The parts of a conversion's new files: tensors that are copied, and layers that are converted."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO, Final, NamedTuple, Protocol
@@ -13,27 +13,27 @@ from fp8core.checkpoint.outputs import Named
 from fp8core.checkpoint.values import dequantized
 
 BF16: Final = 2
-"""Bytes."""
+"""Bytes per element."""
 
 
 class Part(Protocol):
     """Some tensors of a new file that are written together."""
 
     def pieces(self) -> Iterator[Piece]:
-        """Give the tensors."""
+        """Yield the tensors."""
 
     def write(self, target: BinaryIO, begins: Mapping[str, int], advance: writing.Advance) -> None:
-        """Write them at their places; raises OSError as the system does."""
+        """Write the tensors at their offsets; raises OSError if the system does."""
 
 
 class Copied(NamedTuple):
-    """A tensor whose bytes stay; its name and its axes of one element may change."""
+    """A tensor whose bytes are copied; its name may change, and its axes of extent 1."""
 
     tensor: Tensor
     named: Named
 
     def pieces(self) -> Iterator[Piece]:
-        """Give the tensor."""
+        """Yield the tensor."""
         yield Piece(self.named.name, self.tensor.dtype, self.named.shape, self.tensor.nbytes)
 
     def write(self, target: BinaryIO, begins: Mapping[str, int], advance: writing.Advance) -> None:
@@ -44,7 +44,7 @@ class Copied(NamedTuple):
 
 
 class Small(NamedTuple):
-    """A tensor that is in memory."""
+    """A tensor whose content is in memory."""
 
     name: str
     dtype: str
@@ -52,7 +52,7 @@ class Small(NamedTuple):
     content: bytes
 
     def pieces(self) -> Iterator[Piece]:
-        """Give the tensor."""
+        """Yield the tensor."""
         yield Piece(self.name, self.dtype, self.shape, len(self.content))
 
     def write(self, target: BinaryIO, begins: Mapping[str, int], _: writing.Advance) -> None:
@@ -61,17 +61,17 @@ class Small(NamedTuple):
 
 
 class Widened(NamedTuple):
-    """A layer as bfloat16: float32(code) * scale, rounded once."""
+    """A layer that is written as bfloat16: float32(code) * scale, rounded once."""
 
     layer: Layer
 
     def pieces(self) -> Iterator[Piece]:
-        """Give the weight."""
+        """Yield the weight."""
         weight = self.layer.weight
         yield Piece(weight.name, "BF16", weight.shape, weight.elements * BF16)
 
     def write(self, target: BinaryIO, begins: Mapping[str, int], advance: writing.Advance) -> None:
-        """Write the numbers."""
+        """Write the dequantized weight."""
         name, (n, k) = self.layer.weight.name, self.layer.matrix_shape
         for index, matrix in enumerate(self.layer.matrices()):
             for first, values in dequantized(self.layer, index, matrix, "bfloat16"):
@@ -82,21 +82,21 @@ class Widened(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A layer that stays FP8."""
+    """A layer that is written as FP8."""
 
     change: Change
     scale: Named
     errors: dict[str, Error]
-    """Where the error of what is made anew is noted, by the weight's name."""
+    """By weight: the errors of requantized weights; `write` adds that of this layer."""
 
     def pieces(self) -> Iterator[Piece]:
-        """Give the weight and its scale."""
+        """Yield the weight and its scale."""
         weight, dtype = self.change.layer.weight, self.change.scale_dtype
         yield Piece(weight.name, STORED[self.change.goal.dtype], weight.shape, weight.nbytes)
         yield Piece(self.scale.name, dtype, self.scale.shape, self._scale_bytes() * (self.change.layer.experts or 1))
 
     def _scale_bytes(self) -> int:
-        """Return how many bytes the scales of one matrix have."""
+        """Return the bytes of the scales of one matrix."""
         rows, cols = self.change.scale_shape
         return rows * cols * DTYPES[self.change.scale_dtype].itemsize
 
@@ -125,10 +125,10 @@ class ConvertedFile(NamedTuple):
     parts: Sequence[Part]
     metadata: dict[str, str]
     nbytes: int
-    """Of the tensors of the old one."""
+    """The bytes of the tensors of the old file."""
 
     def pieces(self) -> Iterator[Piece]:
-        """Give every tensor of the new file."""
+        """Yield every tensor of the new file."""
         for part in self.parts:
             yield from part.pieces()
 
@@ -137,7 +137,7 @@ class ConvertedFile(NamedTuple):
         return lay_out(self.pieces(), self.metadata)[2]
 
     def write(self, target: BinaryIO, advance: writing.Advance) -> None:
-        """Write the new file; raises OSError as the system does."""
+        """Write the new file; raises OSError if the system does."""
         first, begins, _ = lay_out(self.pieces(), self.metadata)
         target.write(first)
         left = self.nbytes
@@ -149,7 +149,7 @@ class ConvertedFile(NamedTuple):
 
         for part in self.parts:
             part.write(target, begins, counted)
-        advance(self.name, max(left, 0))  # of what has no place in the new file
+        advance(self.name, max(left, 0))  # count the tensors that the new file leaves out
 
 
 def as_bytes(values: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""What a conversion does with every tensor of a checkpoint, and what the new files and their configuration are."""
+"""Plans a conversion: what becomes of every tensor of a checkpoint, the new files and their configuration."""
 
 import json
 import math
@@ -33,6 +33,7 @@ from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
+from fp8core.core.specs import one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import Fp8Name, GroupShape, ScaleFormat
 
@@ -42,7 +43,7 @@ SCALE_FORMATS: Final = ("float32", "ue8m0", "ue8m0_bytes")
 
 
 class Planned:
-    """A conversion that has been thought through."""
+    """A planned conversion."""
 
     def __init__(
         self, checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None, block_shape: tuple[int, int] | None
@@ -96,7 +97,7 @@ class Planned:
         return "float8_e5m2" if self.output == "comfyui" and layer.dtype == "float8_e5m2" else E4M3["fn"]
 
     def _file(self, header: Header, tensors: Sequence[Tensor]) -> ConvertedFile:
-        """Return the new file in the place of one."""
+        """Return the new file for an old one."""
         parts: list[Part] = []
         for tensor in tensors:
             layer = self.of_layers.get(tensor.name)
@@ -113,7 +114,7 @@ class Planned:
         return ConvertedFile(header.path.name, parts, {"format": "pt", **metadata, MARK: version()}, nbytes)
 
     def _other(self, tensor: Tensor) -> Iterator[Part]:
-        """Give what becomes of a tensor that belongs to no FP8 weight."""
+        """Yield the new part for a tensor that belongs to no FP8 weight, or note why it is left out."""
         if tensor.name.rpartition(".")[2] == MARKER:
             self.left_out[tensor.name] = "ComfyUI's mark of its older files"
         elif tensor.name not in self.kv_scales:
@@ -124,7 +125,7 @@ class Planned:
             yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
 
     def _layer(self, layer: Layer) -> Iterator[Part]:
-        """Give what becomes of an FP8 weight and what belongs to it."""
+        """Yield the new parts for an FP8 weight and the tensors that belong to it, or note why these are left out."""
         if self.output is None or not _is_matrix(layer):
             yield Widened(layer)
         else:
@@ -164,7 +165,7 @@ class Planned:
         )
 
     def work(self) -> Work:
-        """Return what is to be written."""
+        """Return the files to write."""
         source = self.checkpoint.source
         if not source.is_folder:
             beside = None if self.config is None else {"quantization_config": self.config}
@@ -203,16 +204,16 @@ class Planned:
 
 
 def _is_matrix(layer: Layer) -> bool:
-    """Return whether a layer has more than one axis: biases can be FP8 where nothing has a scale."""
+    """Return whether a layer has more than one axis: in an unscaled checkpoint, biases can be FP8, too."""
     return len(layer.weight.shape) > 1
 
 
 def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None) -> None:
-    if to not in TARGETS:
+    if not one_of(to, TARGETS):
         raise CheckpointError(f"to needs one of {', '.join(TARGETS)}, got {to!r}")
-    if scales not in SCALE_FORMATS:
+    if not one_of(scales, SCALE_FORMATS):
         raise CheckpointError(f"scales needs one of {', '.join(SCALE_FORMATS)}, got {scales!r}")
-    if e4m3 is not None and e4m3 not in tuple(E4M3):
+    if e4m3 is not None and not one_of(e4m3, E4M3):
         raise CheckpointError(f"e4m3 needs one of {', '.join(E4M3)}, got {e4m3!r}")
     if to == "bf16" and (scales != "float32" or e4m3 is not None):
         raise CheckpointError("to needs an FP8 format where scales or e4m3 are given, got 'bf16'")
@@ -234,7 +235,7 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
 
 
 def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
-    """Return the rows and columns of a block that were asked for."""
+    """Return the requested block shape, or None."""
     if block_shape is None:
         return None
     if to not in ("block", "deepseek"):
@@ -246,7 +247,7 @@ def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config.json that names no quantization."""
+    """Return a config.json without its quantization sections."""
     gone = "quantization_config", "compression_config"
     found = {name: value for name, value in config.items() if name not in gone}
     text = found.get("text_config")

@@ -1,4 +1,4 @@
-"""Safetensors in, FP8 safetensors out: which weights become FP8, and how they are written."""
+"""Quantizes safetensors checkpoints to FP8: chooses the weights, and writes the new files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ from fp8core.types import SchemeName
 
 
 class Plan(NamedTuple):
-    """What would be done with a checkpoint. Nothing has been written.
+    """A planned quantization of a checkpoint.
 
     Examples:
-        `plan_checkpoint` gives one.
+        `plan_checkpoint` returns one.
 
         >>> from fp8core.checkpoint import Plan
         >>> Plan._fields[:3]
@@ -29,25 +29,26 @@ class Plan(NamedTuple):
 
     source: Path
     verdicts: tuple[Verdict, ...]
-    """On every tensor, in the order of the files."""
+    """The verdict on every tensor, in the order of the files."""
     extras: tuple[Extra, ...]
-    """What else a folder holds: copied, or left out."""
+    """The other files and folders of the checkpoint, which are copied or left out."""
     bytes_before: int
-    """Of the files with the weights."""
+    """The size of the old weight files."""
     bytes_after: int
+    """The size of the new weight files."""
     quantization_config: dict[str, Any]
 
     @property
     def refused(self) -> tuple[Verdict, ...]:
-        """The tensors because of which the checkpoint would be refused."""
+        """The verdicts for which `quantize_checkpoint` would refuse the checkpoint."""
         return tuple(verdict for verdict in self.verdicts if verdict.status == "refused")
 
 
 class Summary(NamedTuple):
-    """What was done: names of tensors, sizes of the weight files in bytes, and what belongs in config.json.
+    """The result of a quantization: names of tensors, sizes of the weight files in bytes, and quantization_config.
 
     Examples:
-        `quantize_checkpoint` gives one.
+        `quantize_checkpoint` returns one.
 
         >>> from fp8core.checkpoint import Summary
         >>> Summary._fields[:4]
@@ -62,7 +63,7 @@ class Summary(NamedTuple):
     bytes_after: int
     quantization_config: dict[str, Any]
     plan: Plan
-    """What became of every tensor and every other file, and why."""
+    """The plan: what became of every tensor and every other file, and why."""
 
 
 def plan_checkpoint(
@@ -79,20 +80,21 @@ def plan_checkpoint(
     """Return what `quantize_checkpoint` would do with every tensor, and why. Nothing is written.
 
     Args:
-        source: as for `quantize_checkpoint`, like the others.
-        target: where it would be written, to have that checked, too.
-        scheme: how weights and activations would be scaled.
-        include: patterns of modules to quantize.
-        exclude: patterns of modules to leave as they are.
-        input_scales: of scheme "static": the scale of each module's activations.
-        split_experts: whether stacked experts would be written one by one.
-        force: whether an existing target would be replaced.
+        source: as for `quantize_checkpoint`.
+        target: as for `quantize_checkpoint`; if given, it is checked, too.
+        scheme: as for `quantize_checkpoint`.
+        include: as for `quantize_checkpoint`.
+        exclude: as for `quantize_checkpoint`.
+        input_scales: as for `quantize_checkpoint`.
+        split_experts: as for `quantize_checkpoint`.
+        force: as for `quantize_checkpoint`.
 
     Raises:
-        CheckpointError: as `quantize_checkpoint` does before it writes; tensors that it would refuse are in the plan.
+        CheckpointError: the errors that `quantize_checkpoint` raises before it writes, except that refused tensors are
+            part of the plan (`Plan.refused`).
 
     Warns:
-        RuntimeWarning: beside the target is what a run left that was killed.
+        RuntimeWarning: files of a killed run are beside the target.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -125,46 +127,50 @@ def quantize_checkpoint(
     force: bool = False,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write an FP8 copy of a checkpoint, as vLLM and compressed-tensors read it.
+    """Write an FP8 copy of a checkpoint that vLLM and compressed-tensors can read.
 
-    Every chosen ``weight`` [n, k] (fp64, fp32, fp16 or bf16) becomes F8_E4M3 of the same name and shape, and an fp32
-    ``weight_scale`` joins it: [n, 1] per channel, [1] per tensor, or [ceil(n / 128), ceil(k / 128)] per block of
-    128x128; of MXFP8 it is an exponent in a byte, [n, k / 32]. ``weight * weight_scale`` is nearest to the original (of
-    fp64, to its fp32 value). All other tensors are copied byte by byte. Some rows of a tensor are in memory at a time.
-    The new files appear whole or not at all, also when the run is interrupted.
+    Every chosen ``weight`` [n, k] (fp64, fp32, fp16 or bf16) becomes F8_E4M3 with the same name and shape, with an fp32
+    ``weight_scale`` beside it: [n, 1] per channel, [1] per tensor, or [ceil(n / 128), ceil(k / 128)] per block of
+    128x128; in MXFP8 the scale is an exponent in a byte, [n, k / 32]. ``weight * weight_scale`` is nearest to the
+    original (for fp64, to its fp32 value). All other tensors are copied byte by byte. Only some rows of a tensor are in
+    memory at a time. The new files appear complete or not at all, even if the run is interrupted.
 
-    Chosen are the weights of linear layers, which config.json's model_type and the names of the modules tell
-    (`fp8core.checkpoint.kinds`): not embeddings, heads, poolers, routers, GPT-2's Conv1D, vision and audio towers,
-    nor what is outside of the numbered layers. Layers that vLLM joins, such as q_proj, k_proj and v_proj, are quantized
-    all or not at all. `plan_checkpoint` tells what becomes of every tensor.
+    The weights of linear layers are chosen, by config.json's model_type and the names of the modules
+    (`fp8core.checkpoint.kinds`): no embeddings, heads, poolers, routers, Conv1D layers of GPT-2, vision or audio
+    towers, and no modules outside of the numbered layers. Layers that vLLM joins, such as q_proj, k_proj and v_proj,
+    are quantized together or not at all. `plan_checkpoint` returns what becomes of every tensor.
 
     Args:
         source: a safetensors file, or a folder that holds model.safetensors or shards with their index (or that index).
-            Other files of a folder and its subfolders are copied; other forms of the weights are left out.
-        target: the new file, or for a folder the new folder. Beside a file ``NAME.safetensors`` goes
-            ``NAME.config.json``; a folder's own config.json is extended, and fp8core.json says what was done.
-        scheme: how weights and activations are scaled: "channel" with tokens, "tensor" with tensors, "block" of
-            128x128 with groups of 1x128, which keeps weights whose k is not a multiple of 128, "static" as "tensor"
-            with the activations' scales in the file, "mxfp8" by groups of 1x32 with groups of 1x32, whose k is
-            a multiple of 32; `fp8core.scaled_mm` takes no such groups.
-        include: patterns over the modules' names (the tensors' without ".weight"): globs, or regular expressions
-            after "re:". With it, exactly the linear layers, heads and towers that it matches are quantized.
-        exclude: patterns of modules to leave as they are.
-        input_scales: of scheme "static": the scale of each quantized module's activations, ``amax / 448``, by its name;
-            `fp8core.torch.calibrate` gives them.
-        split_experts: write experts that are stacked in one tensor [E, n, k] as tensors of their own, which can be
+            Other files of the folder and its subfolders are copied, except other forms of the weights.
+        target: the new file or, for a folder, the new folder. A file ``NAME.safetensors`` gets a ``NAME.config.json``
+            beside it; in a folder, config.json is extended, and fp8core.json records what was done.
+        scheme: the scaling of weights and activations: "channel" (per channel, and per token), "tensor" (both per
+            tensor), "block" (128x128 blocks, and 1x128 groups; weights whose k is not a multiple of 128 are kept),
+            "static" ("tensor", with the activations' scales in the file) or "mxfp8" (both in 1x32 groups, for k of a
+            multiple of 32; `fp8core.scaled_mm` does not support them).
+        include: patterns over the modules' names (tensor names without ".weight"): globs, or regular expressions
+            after "re:". If given, exactly the matching linear layers, heads and towers are quantized.
+        exclude: patterns of modules to keep, in the same syntax.
+        input_scales: for the scheme "static": the scale of the activations of each quantized module, ``amax / 448``, by
+            module name, as `fp8core.torch.calibrate` returns them.
+        split_experts: write experts that are stacked in one tensor [E, n, k] as one tensor each, which can be
             quantized: ``experts.gate_up_proj`` as ``experts.0.gate_proj.weight``, ``experts.0.up_proj.weight``, ….
         force: replace an existing file, or a folder that this function wrote and that holds nothing else.
-        progress: called as tensors are read, with a name, the bytes of the source done so far, and all of them.
+        progress: a function that is called as tensors are read, with the tensor's name, the bytes of the source that
+            are done, and the bytes of all tensors.
+
+    Returns:
+        The names of the quantized and kept tensors, and the plan with the reasons.
 
     Raises:
-        CheckpointError: the source cannot be read, is damaged, is quantized already, holds nothing to quantize or a
-            weight that is not finite; input_scales lack a module, name another one, or are not positive numbers; a
-            pattern matches nothing, names what readers cannot take as FP8, or parts layers that vLLM joins; the target
-            exists, or cannot be written. Nothing is left behind.
+        CheckpointError: the source cannot be read, is damaged, is quantized already, or holds nothing to quantize or a
+            weight that is not finite; input_scales lacks a module, names another one, or holds a scale that is not a
+            positive number; a pattern matches nothing, names a module that readers do not support in FP8, or separates
+            layers that vLLM joins; the target exists, or cannot be written. No files are left behind.
 
     Warns:
-        RuntimeWarning: beside the target was what a run left that was killed; it is removed.
+        RuntimeWarning: files of a killed run were found beside the target, and removed.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -229,7 +235,7 @@ def _planned(
 
 
 def _checked(input_scales: Mapping[str, float] | None, scheme: Scheme) -> dict[str, float]:
-    """Return the scales of activations as Python numbers, after refusing those that are none."""
+    """Return the scales of activations as Python numbers, after refusing invalid ones."""
     if not isinstance(input_scales, Mapping | None):
         raise CheckpointError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
     if (input_scales is not None) != scheme.static:
@@ -255,7 +261,7 @@ def _refuse_others(scales: Mapping[str, float], verdicts: Sequence[Verdict]) -> 
 
 
 def _refuse(plan: Plan) -> None:
-    """Refuse a plan that would give a checkpoint that readers cannot read, or that would do nothing."""
+    """Refuse a plan whose result readers could not load, or that quantizes nothing."""
     if plan.refused:
         first, more = plan.refused[0], len(plan.refused) - 1
         others = f" ({more} more: see --dry-run or plan_checkpoint)" if more else ""
@@ -272,7 +278,7 @@ def _work(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> Work:
 
 
 def _documents(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON files of a new folder: config.json, the index where there was one, and the record."""
+    """Return the JSON files of a new folder: config.json, the record, and the index if the source has one."""
     documents = {CONFIG: {**opened.config, "quantization_config": plan.quantization_config}}
     if opened.weight_map:
         documents[INDEX] = index_of(shards, opened.weight_map)

@@ -1,6 +1,6 @@
-"""Checkpoints as they are: which weights are FP8, how they are scaled, and what the configuration says of them.
+"""Opens checkpoints: finds their FP8 weights, the scales of these, and what the configuration claims about them.
 
-Only headers and JSON files are read here; numbers are read when they are asked for, from a mapping of the file.
+Only headers and JSON files are read here; data is read on request, from a mapping of the file.
 """
 
 import os
@@ -23,12 +23,12 @@ SCALES: Final = (*FLOATS, *E8M0)
 
 
 class Checkpoint:
-    """A checkpoint whose headers have been read: `open_checkpoint` gives it.
+    """A checkpoint whose headers have been read; `open_checkpoint` returns it.
 
     Args:
         source: the files.
-        claim: what the configuration says of the quantization.
-        unscaled: whether FP8 tensors without a scale stand for their codes.
+        claim: the configuration's claim about the quantization.
+        unscaled: whether FP8 tensors without a scale are values, not codes of a scaled weight.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -46,9 +46,9 @@ class Checkpoint:
         self.source: Final = source
         """The files."""
         self.claim: Final = claim
-        """What the configuration says of the quantization."""
+        """The configuration's claim about the quantization."""
         self.unscaled: Final = unscaled
-        """Whether FP8 tensors without a scale stand for their codes."""
+        """Whether FP8 tensors without a scale are values, not codes of a scaled weight."""
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {self.format}, {len(self.layers)} FP8 layers)"
@@ -60,12 +60,12 @@ class Checkpoint:
 
     @property
     def config(self) -> dict[str, Any]:
-        """A folder's config.json, or what is beside a file; empty where there is none."""
+        """The config.json of a folder, or the configuration beside a file; empty if there is none."""
         return self.source.config
 
     @cached_property
     def all_tensors(self) -> dict[str, Tensor]:
-        """Every tensor, by its name, in the order of the files."""
+        """Every tensor by name, in the order of the files."""
         found: dict[str, Tensor] = {}
         for header in self.source.headers:
             for entry in header.entries.values():
@@ -75,7 +75,7 @@ class Checkpoint:
 
     @cached_property
     def format(self) -> FormatName:
-        """Whose names and shapes the file has: what the configuration claims, or where it does not, the tensors say."""
+        """The format: the one that the configuration claims or, without a claim, that of the tensors' names."""
         return self._table[1]
 
     @property
@@ -84,12 +84,12 @@ class Checkpoint:
         return self._table[0]
 
     def tensors(self) -> Iterator[Tensor]:
-        """Give every tensor that belongs to no FP8 weight."""
+        """Yield every tensor that belongs to no FP8 weight."""
         taken = {one.name for layer in self.layers.values() for one in layer.tensors()}
         return (tensor for tensor in self.all_tensors.values() if tensor.name not in taken)
 
     def kv_scales(self) -> dict[str, str]:
-        """Return the scales of cached keys and values: name -> the name that compressed-tensors and vLLM have."""
+        """Return the scales of the KV cache: name -> the name in compressed-tensors and vLLM."""
         found = ((tensor.name, naming.kv_scale(tensor.name)) for tensor in self.tensors())
         return {name: known for name, known in found if known is not None}
 
@@ -139,7 +139,7 @@ class Checkpoint:
 def _format_of(
     claim: Claim, weights: list[Tensor], around: Mapping[str, naming.Belongings], present: Mapping[str, Tensor]
 ) -> FormatName:
-    """Return the format: as claimed, or else by the names and shapes of the scales."""
+    """Return the format that is claimed or, without a claim, the one that the scales' names and shapes indicate."""
     if not weights:
         return "unquantized"
     hints = frozenset[FormatName]().union(*(one.formats for one in around.values()))
@@ -161,15 +161,19 @@ def _format_of(
 
 
 def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> Checkpoint:
-    """Return a checkpoint of any format, FP8 or not, from its headers and JSON files alone.
+    """Open a checkpoint of any format, FP8 or not. Only its headers and JSON files are read.
 
     Args:
-        path: a safetensors file, a folder with one or with shards and their index, or that index. Beside a file,
-            ``NAME.config.json`` counts, or the config.json where the file is model.safetensors.
-        unscaled: take FP8 tensors without a scale for values, as casts to FP8 leave them (ComfyUI has such files).
+        path: a safetensors file, a folder with one or with shards and their index, or that index. The configuration of
+            a file is ``NAME.config.json`` beside it or, for model.safetensors, also config.json.
+        unscaled: treat FP8 tensors without a scale as values, as a plain cast to FP8 makes them (ComfyUI has such
+            files).
+
+    Returns:
+        The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or the index does not fit the files.
+        CheckpointError: a file cannot be read or is damaged, or the index does not match the files.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -186,7 +190,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> 
 
 
 def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
-    """Return the checkpoint that some files are."""
+    """Return the checkpoint in a source's files, with the claim of its configuration."""
     headers = [header.metadata for header in source.headers]
     if source.is_folder:
         claim = claim_of(source.config, read_json(source.path / MODELOPT_FILE), headers)
@@ -206,15 +210,18 @@ def open_files(
     config: Mapping[str, Any] | None = None,
     modelopt: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
-    """Return the checkpoint that some safetensors files are together, as a loader hands them over.
+    """Open the checkpoint that consists of a list of safetensors files, for use in loaders.
 
     Args:
-        files: the files, of one model; where two have a tensor, the last counts.
-        config: config.json's content, with its quantization_config.
-        modelopt: the content of hf_quant_config.json, which counts where config has no quantization_config.
+        files: the files of one model. If two of them have a tensor of the same name, the last one is used.
+        config: the content of config.json, with its quantization_config.
+        modelopt: the content of hf_quant_config.json, which is used if config has no quantization_config.
+
+    Returns:
+        The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or there is none.
+        CheckpointError: a file cannot be read or is damaged, or the list is empty.
 
     Examples:
         >>> from tempfile import TemporaryDirectory

@@ -1,7 +1,8 @@
-"""Files and folders that take their name whole or not at all, and what runs that were killed leave behind.
+"""Creates files and folders atomically, and finds what killed runs left behind.
 
-What is being written has a hidden name beside its target, ``.NAME.<8 hex digits>.fp8core``, and is locked (flock) while
-its run lives. So a later run can tell what a killed one left from what another one is still writing.
+A file or folder that is being written has a hidden name beside its target, ``.NAME.<8 hex digits>.fp8core``, and is
+locked (flock) while its run lives. So a later run can tell leftovers of a killed run from files of a run that is still
+writing.
 """
 
 import ctypes
@@ -19,26 +20,26 @@ from typing import BinaryIO, Final, NamedTuple
 from fp8core.runtime.locks import lock, try_lock
 
 SUFFIX: Final = ".fp8core"
-"""How the hidden name of what is being written ends."""
+"""The suffix of the hidden name of a file or folder that is being written."""
 OLD: Final = ".fp8core-old"
-"""How the hidden name of a folder ends that has made way, where two names cannot be exchanged in one step."""
+"""The suffix of the hidden name of a replaced folder, if two names cannot be exchanged in one step."""
 UNABLE: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems say that cannot do what not every one can."""
+"""The errors of file systems that do not support an operation."""
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
-"""Of Linux: <fcntl.h> and <linux/fs.h>."""
+"""Linux constants, from <fcntl.h> and <linux/fs.h>."""
 
 
 class Leftover(NamedTuple):
-    """What was found under a hidden name of a target."""
+    """A file or folder under a hidden name of a target."""
 
     path: Path
     busy: bool
-    """Whether a run that still lives holds its lock, or the file system cannot tell."""
+    """Whether a live run holds its lock, or the file system cannot tell."""
 
     @property
     def old(self) -> bool:
-        """Whether it is a whole folder that had made way for a new one."""
+        """Whether it is a complete folder that was to be replaced by a new one."""
         return self.path.name.endswith(OLD)
 
 
@@ -49,7 +50,7 @@ class Pending:
         self.path, self.temporary, self.file = path, temporary, file
 
     def appear(self) -> None:
-        """Let the file take its name, and what had it go; raises OSError as the system does."""
+        """Give the file its name, replacing the file of that name; raises OSError if the system does."""
         self.file.flush()
         os.fsync(self.file.fileno())
         self.temporary.replace(self.path)
@@ -58,10 +59,10 @@ class Pending:
 
 @contextmanager
 def pending_file(path: Path, nbytes: int) -> Iterator[Pending]:
-    """Give a new file that vanishes at the end of the block unless it was told to `Pending.appear`.
+    """Create a new file, which is deleted at the end of the block unless `Pending.appear` was called.
 
-    Room for ``nbytes`` is asked for at once, so that a full disk is met before the work and not after it.
-    Raises OSError as the system does.
+    The file's ``nbytes`` are reserved first, so that a full disk is detected before the work and not after it.
+    Raises OSError if the system does.
     """
     temporary = _hidden(path, SUFFIX)
     try:
@@ -75,7 +76,7 @@ def pending_file(path: Path, nbytes: int) -> Iterator[Pending]:
 
 @contextmanager
 def pending_folder(path: Path) -> Iterator[Path]:
-    """Give a new folder that vanishes at the end of the block unless it took the name ``path`` (`take_name`)."""
+    """Create a new folder, which is deleted at the end of the block unless it got the name ``path`` (`take_name`)."""
     temporary = _hidden(path, SUFFIX)
     try:
         temporary.mkdir()
@@ -91,7 +92,7 @@ def pending_folder(path: Path) -> Iterator[Path]:
 
 
 def reserve(file: BinaryIO, nbytes: int) -> None:
-    """Ask for room on the disk, where the file system can; raises OSError as the system does."""
+    """Reserve disk space for a file, if the file system supports it; raises OSError if the system does."""
     if nbytes and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), 0, nbytes)
@@ -101,7 +102,7 @@ def reserve(file: BinaryIO, nbytes: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder last, where the file system can."""
+    """Make the names in a folder durable (fsync), if the file system supports it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -113,9 +114,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def take_name(folder: Path, target: Path) -> None:
-    """Give a folder the name of another, which is removed: in one step, or in two where the system has no other way.
+    """Give a folder the name of another one, which is removed: in one step, or in two if the system requires it.
 
-    A run that is killed between these two leaves ``target`` under a hidden name that ends in OLD.
+    A run that is killed between the two steps leaves ``target`` under a hidden name that ends in `OLD`.
     """
     if not target.exists():
         folder.rename(target)
@@ -134,14 +135,14 @@ def take_name(folder: Path, target: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two names change places in one step, and return True; False where the system or the file system cannot.
+    """Exchange two names in one step; return False if the system or the file system does not support it.
 
-    Raises OSError as the system does.
+    Raises OSError if the system does.
     """
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
-    sys.audit("os.rename", one, other, -1, -1)  # as Python's own does
+    sys.audit("os.rename", one, other, -1, -1)  # as os.rename does
     if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
@@ -151,14 +152,14 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 def leftovers(path: Path) -> list[Leftover]:
-    """Return what has a hidden name of ``path``: of runs that were killed, or that are still at work."""
+    """Return the files and folders under hidden names of ``path``, of killed runs and of live ones."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}({re.escape(SUFFIX)}|{re.escape(OLD)})")
     found = sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name))
     return [Leftover(one, _busy(one)) for one in found]
 
 
 def remove(left: Leftover) -> bool:
-    """Remove a leftover and return True, or False where a run holds it; raises OSError as the system does."""
+    """Remove a leftover; return False if a run holds its lock. Raises OSError if the system does."""
     handle = os.open(left.path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         if not try_lock(handle):
@@ -177,12 +178,12 @@ def _hidden(path: Path, suffix: str) -> Path:
 
 
 def _lock(handle: int, path: Path) -> None:
-    """Lock a new file or folder until it is closed, where the file system has locks.
+    """Lock a new file or folder until it is closed, if the file system has locks.
 
     Raises:
-        BlockingIOError: another run took it for a leftover, in the moment between its making and this.
+        BlockingIOError: another run removed it as a leftover between its creation and this call.
     """
-    lock(handle)  # others hold it for a moment only, to see whether it is locked
+    lock(handle)  # other runs hold the lock only briefly, to test whether it is held
     if not path.exists():
         raise BlockingIOError(errno.EAGAIN, f"another run removed {path} when it was new; run again", str(path))
 
@@ -190,7 +191,7 @@ def _lock(handle: int, path: Path) -> None:
 def _busy(path: Path) -> bool:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    except OSError:  # gone meanwhile, or not ours to open
+    except OSError:  # it is gone meanwhile, or may not be opened
         return True
     try:
         return not try_lock(handle)

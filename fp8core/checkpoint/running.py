@@ -1,4 +1,4 @@
-"""Write a new checkpoint: what is refused first, the work, and what is said when it does not end well."""
+"""Writes a new checkpoint: the checks before, the work, and the error messages if it fails."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,33 +17,33 @@ from fp8core.checkpoint.writing import Advance, NewFile, json_bytes, write_file,
 from fp8core.errors import CheckpointError
 
 Progress = Callable[[str, int, int], None]
-"""Called with a tensor's name, the bytes of the source that are done, and all of them."""
+"""Called with a tensor's name, the bytes of the source's tensors that are done, and the bytes of all of them."""
 BLOCK_OF_DISK = 4096
-"""What a file's size is rounded up to when room on the disk is counted."""
+"""File sizes are rounded up to a multiple of this when disk space is counted, in bytes."""
 
 
 class Work(NamedTuple):
-    """What is to be written."""
+    """The files to write."""
 
     source: Source
     files: Sequence[NewFile]
     extras: Sequence[Extra]
-    """What else the source holds."""
+    """The source's other files and folders."""
     documents: Mapping[str, dict[str, Any]]
-    """Of a folder: the JSON files to write."""
+    """For a folder: the JSON files to write, by name."""
     beside: dict[str, Any] | None
-    """Of a file: what goes into the JSON file beside it; None for no such file."""
+    """For a file: the content of the JSON file beside it; None if there is none."""
 
 
 def room(work: Work) -> int:
-    """Return how much room on the disk the new files need."""
+    """Return the disk space that the new files need, in bytes."""
     sizes = [one.size() for one in work.files] + [extra.nbytes for extra in work.extras if extra.copied]
     sizes += [len(json_bytes(one)) for one in work.documents.values()]
     return sum(-(-size // BLOCK_OF_DISK) * BLOCK_OF_DISK for size in sizes)
 
 
 def check(work: Work, target: Path, *, force: bool) -> None:
-    """Refuse what `run` would refuse before it writes; nothing is written.
+    """Raise the errors that `run` would raise before it writes; nothing is written.
 
     Raises:
         CheckpointError: the target exists or cannot be written.
@@ -54,10 +54,10 @@ def check(work: Work, target: Path, *, force: bool) -> None:
 
 
 def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> Destination:
-    """Write new files in the place of the target: they appear whole or not at all.
+    """Write new files to the target; they appear complete or not at all.
 
     Raises:
-        CheckpointError: the target exists, or does when all is written, or cannot be written; the source has changed.
+        CheckpointError: the target exists, now or when all is written, or cannot be written; or the source has changed.
     """
     source = work.source
     found = destination(source, target, force=force)
@@ -70,7 +70,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     advance = _advance(progress, source)
 
     def recheck() -> None:
-        """Refuse what would have been refused at the beginning, and what has changed since: the work takes long."""
+        """Repeat the checks of the beginning, and refuse changes since then: the work takes long."""
         source.refuse_changed()
         destination(source, target, force=force)
         if found.identity() not in (before, None):

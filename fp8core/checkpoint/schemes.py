@@ -1,4 +1,4 @@
-"""What a checkpoint can be quantized to, and how config.json says so."""
+"""The schemes that checkpoints are quantized with, and their description in config.json."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,31 +7,32 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fp8core.checkpoint.kinds import numbered, tower_of
+from fp8core.core.specs import one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
 
 WEIGHT: Final = ".weight"
 GROUP_MX: Final = GroupShape(1, 32)
-"""Of MXFP8."""
+"""The group shape of MXFP8."""
 OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
 """Matches the names of modules that have no number among their parts."""
 
 
 class Scheme(NamedTuple):
-    """One way to scale weights, and the way to scale activations that goes with it."""
+    """How weights are scaled, and the activations that they are multiplied with."""
 
     group_shape: GroupShape
     weights: dict[str, Any]
     activations: dict[str, Any]
     static: bool = False
-    """Whether activations have scales in the file."""
+    """Whether the file has the scales of activations."""
     scale_format: ScaleFormat = "float32"
-    """How the weights' scales are stored."""
+    """The format of the weights' scales."""
     format: str = "float-quantized"
-    """What compressed-tensors calls it."""
+    """The name of the format in compressed-tensors."""
 
     def with_static_activations(self) -> "Scheme":
-        """Return the same with one scale in the file for the activations of each layer."""
+        """Return the scheme with one scale in the file for the activations of each layer."""
         return self._replace(activations={"strategy": "tensor"}, static=True)
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -48,30 +49,30 @@ SCHEMES: Final[dict[str, Scheme]] = {
         {"strategy": "group", "group_size": 128},
     ),
 }
-"""How weights are scaled, and activations, in the words of compressed-tensors, by name."""
+"""The schemes by name; weights and activations are described in the terms of compressed-tensors."""
 
 STATIC: Final = SCHEMES["tensor"].with_static_activations()
-"""One scale for each weight, and one that is given for the activations of each layer."""
+"""One scale for each weight, and one static scale for the activations of each layer."""
 _OF_MX: Final = {"strategy": "group", "group_size": GROUP_MX.cols, "scale_dtype": "torch.uint8"}
 MXFP8: Final = Scheme(GROUP_MX, _OF_MX, _OF_MX, scale_format="ue8m0_bytes", format="mxfp8-quantized")
-"""The microscaling format of OCP: an exponent for each 32 numbers of a row. `fp8core.scaled_mm` has no such scales."""
+"""OCP's microscaling format: an exponent for each 32 numbers of a row. `fp8core.scaled_mm` does not support it."""
 
 
 def scheme_to_write(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
-    """Return the scheme of a name for the weights of a file; ``others`` are those that only some callers can do with.
+    """Return the scheme of a name for the weights of a file; ``others`` are schemes that only some callers support.
 
     Raises:
-        CheckpointError: the name is none of a scheme.
+        CheckpointError: there is no scheme of this name.
     """
     known = {**SCHEMES, "static": STATIC, **others}
-    if name not in tuple(known):  # which asks nothing for its hash
+    if not one_of(name, known):
         raise CheckpointError(f"scheme needs one of {', '.join(known)}, got {name!r}")
     return known[name]
 
 
 def scheme_of(name: str) -> Scheme:
-    """Return the scheme of a name; raises CheckpointError for a name that is none."""
-    if name not in tuple(SCHEMES):  # which asks nothing for its hash
+    """Return the scheme of a name; raises CheckpointError if there is none."""
+    if not one_of(name, SCHEMES):
         raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
 
@@ -79,17 +80,22 @@ def scheme_of(name: str) -> Scheme:
 def quantization_config(
     scheme: Scheme, kept: Iterable[tuple[str, tuple[int, ...]]], quantized: Iterable[str]
 ) -> dict[str, Any]:
-    """Return what config.json has to hold under "quantization_config", as compressed-tensors and vLLM read it.
+    """Return the "quantization_config" for config.json that compressed-tensors and vLLM read.
 
-    ``ignore`` lists every module whose matrix stays as it was, and lm_head. Heads that are tied to the embedding are
-    not stored, and those of a task are new: an expression covers all modules outside of the layers, where none is FP8.
-    Layers have one beside their name, and towers instead of it: transformers gives modules other prefixes than
-    checkpoints do. So have experts: vLLM asks about ``experts.0.gate_proj`` also where they are stacked, or w1 to w3.
+    ``ignore`` lists lm_head and every module whose matrix is not quantized. Names alone do not suffice, so it also has
+    regular expressions:
+
+    - one for all modules outside of the numbered layers, if none of them is FP8: heads that are tied to the embedding
+      are not stored, and heads of a task are new;
+    - one beside the name of each layer, and one in place of the names of a tower's modules: transformers gives modules
+      other prefixes than checkpoints do;
+    - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
+      to w3.
 
     Args:
-        scheme: how weights and activations are scaled.
-        kept: name and shape of the tensors that stay.
-        quantized: the names of the modules that do not.
+        scheme: the scaling of weights and activations.
+        kept: name and shape of each tensor that is not quantized.
+        quantized: the names of the quantized modules.
     """
     fp8 = set(quantized)
     ignore: set[str] = {"lm_head"} - fp8
@@ -131,21 +137,21 @@ def quantization_config(
 
 
 def _experts_of(module: str) -> str | None:
-    """Return the module of all experts that a module is in."""
+    """Return the name of the experts' module that a module is in, or None."""
     before, found, _ = f"{module}.".partition(".experts.")
     return f"{before}.experts" if found else None
 
 
 def _from_its_layer(module: str) -> str | None:
-    """Return a module's name from the numbered layer on, which has the same name whatever is before it."""
+    """Return a module's name from its numbered layer on, which does not depend on the prefix, or None."""
     parts = module.split(".")
     first = next((at for at, part in enumerate(parts) if part.isdigit()), 0)
     return ".".join(parts[first - 1 :]) if first else None
 
 
 def static_scale(given: Any) -> float | None:
-    """Return the scale of a layer's inputs as float32 has it, or None of what is no number above 0 there."""
-    if getattr(given, "shape", None) == ():  # of NumPy or torch
+    """Return the scale of a layer's inputs, rounded to float32; None if it is not a positive finite number then."""
+    if getattr(given, "shape", None) == ():  # a scalar of NumPy or torch
         given = given.item()
     if type(given) is bool or not isinstance(given, int | float):
         return None

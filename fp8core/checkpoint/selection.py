@@ -1,4 +1,4 @@
-"""Patterns over the names of modules: which they are, what they match, and what was probably meant."""
+"""Patterns over the names of modules: checks, matching, and suggestions for patterns that match nothing."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -10,21 +10,21 @@ from fp8core.checkpoint.files import Entry
 from fp8core.errors import CheckpointError
 
 ALWAYS_KNOWN = "lm_head"
-"""A module that configs name also where a tied checkpoint does not store it."""
+"""A module that configurations name even if a checkpoint with tied weights does not store it."""
 
 
 class Selection(NamedTuple):
-    """Which modules are meant: glob patterns, or regular expressions after ``re:``, over names without ".weight"."""
+    """A selection of modules: glob patterns, or regular expressions after ``re:``, over names without ".weight"."""
 
     include: tuple[str, ...] | None
     exclude: tuple[str, ...]
 
     def included_by(self, module: str) -> str | None:
-        """Return the pattern of include that matches."""
+        """Return the pattern of include that matches a module, or None."""
         return _first(module, self.include or ())
 
     def excluded_by(self, module: str) -> str | None:
-        """Return the pattern of exclude that matches."""
+        """Return the pattern of exclude that matches a module, or None."""
         return _first(module, self.exclude)
 
 
@@ -32,8 +32,8 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
     """Return the selection among the modules of a checkpoint or model.
 
     Raises:
-        CheckpointError: there is no list of patterns, a regular expression does not compile, or a pattern matches no
-            module.
+        CheckpointError: include or exclude is not a list of patterns, a regular expression does not compile, or a
+            pattern matches no module.
     """
     modules = set(modules)
     picked = Selection(None if include is None else _listed(include, "include"), _listed(exclude, "exclude"))
@@ -49,7 +49,7 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
 
 
 def _listed(patterns: Any, operand: str) -> tuple[str, ...]:
-    """Return patterns, of which text alone would be as many as it has letters."""
+    """Return a list of patterns as a tuple; a string, which would be a list of its letters, is refused."""
     listed = tuple(patterns) if isinstance(patterns, Iterable) and not isinstance(patterns, str) else (None,)
     if not all(isinstance(pattern, str) for pattern in listed):
         raise CheckpointError(f"{operand} needs a list of patterns, got {patterns!r}")
@@ -60,7 +60,7 @@ def check_pattern(pattern: str, operand: str) -> None:
     """Refuse a regular expression that does not compile.
 
     Raises:
-        CheckpointError: it does not.
+        CheckpointError: the expression does not compile.
     """
     if pattern.startswith("re:"):
         try:
@@ -70,12 +70,12 @@ def check_pattern(pattern: str, operand: str) -> None:
 
 
 def module_of(entry: Entry) -> str:
-    """Return the module that a tensor is the weight of, or the whole name of any other tensor."""
+    """Return the module whose weight a tensor is, or the whole name of any other tensor."""
     return entry.name.removesuffix(".weight")
 
 
 def matches(module: str, pattern: str) -> bool:
-    """Return whether a module's whole name matches a glob, or its beginning a regular expression."""
+    """Return whether a pattern matches a module's name: a glob the whole name, a regular expression its beginning."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     return fnmatchcase(module, pattern)
@@ -86,7 +86,7 @@ def _first(module: str, patterns: Iterable[str]) -> str | None:
 
 
 def _meant(pattern: str, modules: set[str]) -> str:
-    """Return what to try instead of a pattern that matches nothing: wider patterns, then names that look alike."""
+    """Return a suggestion for a pattern that matches nothing: a wider pattern, or else similar names."""
     wider = [f"re:.*{pattern[3:]}"] if pattern.startswith("re:") else [f"*{pattern}", f"*{pattern}*"]
     for one in wider:
         found = sorted(module for module in modules if matches(module, one))

@@ -1,4 +1,4 @@
-"""What a checkpoint consists of: files with weights, their index, config.json, and all the rest."""
+"""The files of a checkpoint: weights, their index, config.json, and others."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from fp8core.errors import CheckpointError
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
 RECORD: Final = "fp8core.json"
-"""What `fp8core quantize` writes into a folder: what it wrote there, and what became of every tensor."""
+"""The record that `fp8core quantize` writes into a folder: the files it wrote, and what became of every tensor."""
 
 LEFT_OUT: Final = {
     "another form of the weights": (
@@ -35,7 +35,7 @@ LEFT_OUT: Final = {
     "the index of files that are left out": ("*.index.json",),
     "hidden": (".*",),
 }
-"""Files beside the weights that are not copied, and why."""
+"""By reason: globs of files beside the weights that are not copied."""
 LEFT_OUT_FOLDERS: Final = {
     "another form of the weights": ("onnx", "openvino", "original", "coreml", "gguf", "metal"),
     "hidden": (".*",),
@@ -43,7 +43,7 @@ LEFT_OUT_FOLDERS: Final = {
 
 
 class Extra(NamedTuple):
-    """A file or folder beside the weights that are quantized: what becomes of it.
+    """A file or folder beside the weights that are quantized, and whether it is copied.
 
     Examples:
         >>> from fp8core.checkpoint import Extra
@@ -52,27 +52,27 @@ class Extra(NamedTuple):
     """
 
     name: str
-    """Its path in the folder."""
+    """Its path relative to the folder."""
     copied: bool
     reason: str
-    """Why it is left out; of weights that are copied, why they are not quantized; else empty."""
+    """Why it is left out or, for copied weights, why they are not quantized; else empty."""
     nbytes: int
 
 
 class Source(NamedTuple):
-    """A checkpoint."""
+    """The files of a checkpoint."""
 
     path: Path
     headers: tuple[Header, ...]
     config: dict[str, Any]
-    """A folder's config.json; of a file, the one beside it, which only tells the kind of model."""
+    """The config.json of a folder; for a file, the one beside it, which only tells the kind of model."""
     weight_map: dict[str, str]
-    """Of the index: tensor -> file; empty where there is none."""
+    """The index, tensor -> file; empty if there is none."""
     extras: tuple[Extra, ...]
 
     @property
     def is_folder(self) -> bool:
-        """Whether it is a folder."""
+        """Whether the checkpoint is a folder, not a file."""
         return self.path.is_dir()
 
     @property
@@ -82,11 +82,11 @@ class Source(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the files with the weights."""
+        """The bytes of the weight files."""
         return sum(header.path.stat().st_size for header in self.headers)
 
     def refuse_changed(self) -> None:
-        """Refuse what was read of files that are other ones now: it may be numbers at the places of others.
+        """Refuse files that have changed since their headers were read: data may have been read at wrong offsets.
 
         Raises:
             CheckpointError: a file was written since its header was read.
@@ -96,14 +96,14 @@ class Source(NamedTuple):
 
 
 Tell = Callable[[str, str], None]
-"""Called with a tensor's name and what is wrong with its place in the index."""
+"""Called with a tensor's name and a fault of its entry in the index."""
 
 
 def open_source(path: Path) -> Source:
-    """Return a checkpoint that is not quantized: a safetensors file, a folder, or the index in a folder.
+    """Return the files of an unquantized checkpoint: a safetensors file, a folder, or the index in a folder.
 
     Raises:
-        CheckpointError: something cannot be read, is damaged, or is quantized already.
+        CheckpointError: a file cannot be read or is damaged, or the checkpoint is quantized already.
     """
     source = scan(path)
     _refuse_quantized(source)
@@ -115,14 +115,14 @@ def _raise(_: str, fault: str) -> None:
 
 
 def scan(path: Path, tell: Tell = _raise) -> Source:
-    """Return a checkpoint of any kind: a safetensors file, a folder, or the index in a folder.
+    """Return the files of a checkpoint of any kind: a safetensors file, a folder, or the index in a folder.
 
     Args:
         path: the file or folder.
-        tell: what is done about a fault of the index; by default it is raised.
+        tell: called for each fault of the index; by default the first one is raised.
 
     Raises:
-        CheckpointError: something cannot be read or is damaged.
+        CheckpointError: a file cannot be read or is damaged.
     """
     try:
         return _open(path.parent if path.name.endswith(".index.json") else path, tell)
@@ -155,8 +155,8 @@ def _names(folder: Path) -> list[str]:
 
 
 def _weight_map(index: Path, tell: Tell) -> dict[str, str]:
-    """Return the index, without what it says wrongly of files: that is told."""
-    repeating: list[tuple[dict[str, Any], list[tuple[str, Any]]]] = []  # objects that name something twice
+    """Return the index without entries of files that do not exist; these and repeated names are passed to ``tell``."""
+    repeating: list[tuple[dict[str, Any], list[tuple[str, Any]]]] = []  # JSON objects with a repeated key
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         made = dict(pairs)
@@ -185,7 +185,7 @@ def _weight_map(index: Path, tell: Tell) -> dict[str, str]:
 
 
 def _check(weight_map: dict[str, str], headers: tuple[Header, ...], index: Path, tell: Tell) -> None:
-    """Tell where an index does not fit its files, and of two tensors of one name that no index tells apart."""
+    """Pass to ``tell`` index entries that do not match the files, and repeated tensors that no index resolves."""
     present = {header.path.name: header.entries for header in headers}
     for tensor, file in list(weight_map.items()):
         if tensor not in present[file]:
@@ -200,7 +200,7 @@ def _check(weight_map: dict[str, str], headers: tuple[Header, ...], index: Path,
 
 
 def _config_beside(path: Path) -> dict[str, Any]:
-    """Return the config.json beside a file; what cannot be read belongs to something else."""
+    """Return the config.json beside a file, or an empty mapping: one that cannot be read belongs to something else."""
     try:
         return read_json(path.parent / CONFIG)
     except (CheckpointError, OSError):
@@ -208,10 +208,10 @@ def _config_beside(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a JSON file's object, or an empty one where there is no such file.
+    """Return the object in a JSON file, or an empty one if there is no such file.
 
     Raises:
-        CheckpointError: it is no JSON, or no object.
+        CheckpointError: the file is not JSON, or not a JSON object.
     """
     return _json(path) if path.exists() else {}
 
@@ -227,7 +227,7 @@ def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] |
 
 
 def _extras(root: Path, files: list[str], headers: tuple[Header, ...]) -> Iterator[Extra]:
-    """Give what a folder holds beside the weights that are quantized, its config and its index."""
+    """Yield the files and folders beside the weights that are quantized, the config and the index."""
     names = {name for header in headers for name in header.entries}
     for name in _names(root):
         one = root / name
@@ -252,7 +252,7 @@ def _extras(root: Path, files: list[str], headers: tuple[Header, ...]) -> Iterat
 
 
 def _below(root: Path, folder: Path) -> Iterator[Extra]:
-    """Give the files of a subfolder, which are all copied: modules of their own, as sentence-transformers has them."""
+    """Yield the files of a subfolder. Weights are copied, too: they are other modules, as in sentence-transformers."""
     for name in _names(folder):
         one = folder / name
         place = str(one.relative_to(root))
@@ -280,7 +280,7 @@ def _refuse_quantized(source: Source) -> None:
         if entry.dtype.startswith("F8_"):
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} is {entry.dtype}")
         beside = {f"{entry.name}_scale", f"{entry.name}_scale_inv"}
-        if entry.name.endswith(WEIGHT) and len(entry.shape) == 2:  # of norms it could be something else
+        if entry.name.endswith(WEIGHT) and len(entry.shape) == 2:  # beside a norm it could mean something else
             beside.add(f"{entry.name.removesuffix(WEIGHT)}.input_scale")
         scales = names & beside
         if scales:

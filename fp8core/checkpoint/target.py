@@ -1,4 +1,4 @@
-"""Where a checkpoint is to be written: what is refused before any work, and what killed runs left there."""
+"""The target of a new checkpoint: the checks before any work, and the leftovers of killed runs."""
 
 import errno
 import json
@@ -19,17 +19,17 @@ class Destination(NamedTuple):
     """A checked target."""
 
     given: Path
-    """As messages call it."""
+    """The path as the caller gave it, for messages."""
     path: Path
-    """With symbolic links followed: they stay, and lead to what is written."""
+    """The path with symbolic links followed: the links stay, and lead to the new files."""
 
     @property
     def config_file(self) -> Path:
-        """Where the configuration of a checkpoint that is one file goes."""
+        """The file for the configuration of a checkpoint that is a single file."""
         return self.path.with_suffix(".config.json")
 
     def identity(self) -> Identity:
-        """Return what tells whether the target is still the same file or folder; None where there is none."""
+        """Return the device and inode of the target, which identify it; None if it does not exist."""
         try:
             found = self.path.stat()
         except FileNotFoundError:
@@ -37,15 +37,15 @@ class Destination(NamedTuple):
         return found.st_dev, found.st_ino
 
     def left(self) -> list[Leftover]:
-        """Return what has a hidden name of the target, or of its configuration."""
+        """Return the files and folders under hidden names of the target, or of its configuration."""
         return [*leftovers(self.path), *leftovers(self.config_file)]
 
 
 def destination(source: Source, target: Path, *, force: bool) -> Destination:
-    """Return where to write, after refusing what cannot or must not be replaced.
+    """Return the checked target, after refusing one that cannot or must not be replaced.
 
     Raises:
-        CheckpointError: the target exists, or holds what fp8core did not write, or its folder is not there.
+        CheckpointError: the target exists, holds files that fp8core did not write, or its parent folder does not exist.
     """
     try:
         found = Destination(target, target.resolve())
@@ -80,7 +80,7 @@ def _refuse(source: Source, found: Destination, *, force: bool) -> None:
 
 
 def _refuse_folder(found: Destination) -> None:
-    """Refuse to replace a folder that has anything that fp8core did not write."""
+    """Refuse to replace a folder with files that fp8core did not write."""
     target, there = found.given, found.path
     working = Path.cwd()
     if there == working or there in working.parents:
@@ -104,7 +104,7 @@ def _refuse_folder(found: Destination) -> None:
 
 
 def _record(folder: Path) -> dict[str, int] | None:
-    """Return the files that fp8core wrote into a folder and their sizes, as it noted them, or None where it did not."""
+    """Return the sizes of the files that fp8core wrote into a folder, from its record, or None without one."""
     try:
         record = json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):
@@ -119,7 +119,7 @@ def _some(names: list[str]) -> str:
 
 
 def refuse_without_room(found: Destination, nbytes: int) -> None:
-    """Refuse what a disk has no room for."""
+    """Refuse a target whose disk has less free space than ``nbytes``."""
     free = shutil.disk_usage(found.path.parent).free
     if nbytes > free:
         raise CheckpointError(
@@ -128,10 +128,10 @@ def refuse_without_room(found: Destination, nbytes: int) -> None:
 
 
 def clear_leftovers(found: Destination, *, only_tell: bool = False) -> None:
-    """Remove what killed runs left of this target, and warn of it; refuse a target that another run is writing.
+    """Remove leftovers of killed runs with this target, with a warning; refuse a target that a live run is writing.
 
     Raises:
-        CheckpointError: another run that lives writes the same target.
+        CheckpointError: another live run is writing the same target.
     """
     for left in found.left():
         if left.old and not found.path.exists():
@@ -155,23 +155,23 @@ def clear_leftovers(found: Destination, *, only_tell: bool = False) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=5)  # the line that called a public function
+    warnings.warn(text, RuntimeWarning, stacklevel=5)  # reported for the line that called a public function
 
 
 def unfinished(source: Source, found: Destination, nbytes: int, error: OSError, before: Identity) -> CheckpointError:
-    """Return the refusal for a failed write: why, how much room was needed, and what is there now."""
+    """Return the error for a failed write: the reason, the space that it needed, and the state of the target."""
     reason = error.strerror or str(error)
     what = f"write {found.given}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         free = shutil.disk_usage(found.path.parent).free
         reason = f"no room on the disk ({reason}) for {nbytes:,} bytes; {free:,} are free after cleaning up"
-    elif isinstance(error.filename, str | os.PathLike) and error.filename2 is None:  # there are two of a copy
+    elif isinstance(error.filename, str | os.PathLike) and error.filename2 is None:  # a failed copy has two names
         what = f"read {error.filename}" if Path(error.filename).is_relative_to(source.path) else what
     return CheckpointError(f"cannot {what}: {reason}; {state(found, before)}")
 
 
 def state(found: Destination, before: Identity) -> str:
-    """Return what a run that did not end well has left: read from the disk, not remembered."""
+    """Return a description of what a failed run has left, as the disk shows it."""
     left = found.left()
     names = ", ".join(str(one.path) for one in left)
     behind = f"{names} {'was' if len(left) == 1 else 'were'} left behind" if left else "nothing was left behind"

@@ -1,18 +1,17 @@
-"""`tune_checkpoint`: the products of a checkpoint's linear layers, tuned by their shapes."""
+"""`tune_checkpoint`: tunes the products of a checkpoint's linear layers."""
 
 import os
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fp8core.checkpoint.linear_shapes import LayerShape, Scaled, layers_of
-from fp8core.core.specs import whole_numbers
-from fp8core.errors import ShapeError
+from fp8core.core.specs import counts
 from fp8core.problem import ScaledMm, Target
 from fp8core.tuning import Tuning
 from fp8core.tuning.shapes import Told, layer_product, tuned
 
 ROWS: Final = (1, 16, 64, 256, 1024, 4096)
-"""Numbers of rows that each layer is tuned for if none are given."""
+"""The default numbers of rows for which each layer is tuned."""
 
 
 def tune_checkpoint(
@@ -24,25 +23,26 @@ def tune_checkpoint(
     device: int | str | Target | None = None,
     progress: Told | None = None,
 ) -> tuple[Tuning, ...]:
-    """Tune the products of the linear layers of a safetensors file or folder: `tune_shapes` of their shapes.
+    """Tune the products of the linear layers of a safetensors file or folder: `tune_shapes` for their shapes.
 
-    Of a checkpoint in high precision they are the layers that `quantize_checkpoint` would quantize; of one in FP8 those
-    with FP8 weights, scaled as they are. Only headers are read. Layers of the same shape are tuned once.
+    In an FP8 checkpoint these are the layers with FP8 weights, with the schemes of their scales; in a high-precision
+    checkpoint, the layers that `quantize_checkpoint` would quantize. Only headers are read. Layers of the same shape
+    are tuned once.
 
     Args:
         source: a safetensors file, or a folder of them.
-        rows: numbers of rows (m), each of which is a product of its own.
-        scheme: how the layers would be scaled, where they are not FP8 yet: "channel", "tensor" or "block".
-        dtype: of inputs and results.
+        rows: the numbers of rows (m) of the products; each layer has one product for each number.
+        scheme: the scheme of layers that are not FP8 yet: "channel", "tensor" or "block".
+        dtype: the dtype of inputs and results.
         device: the GPU, as for `fp8core.capabilities`; None is the current one.
-        progress: called after each product with its tuning, how many are done, and how many there are.
+        progress: called after each product with its tuning, the number of products that are done, and their total.
 
     Returns:
-        A tuning for each product, which `fp8core.save_tunings` keeps.
+        A tuning for each product; `fp8core.save_tunings` stores them.
 
     Raises:
         CheckpointError: the source cannot be read, or has no such layer.
-        ShapeError: a number of rows is not positive.
+        ShapeError: rows are not whole numbers from 1 to 2**31 - 1.
         TuningError: CuPy's current stream is being captured into a graph.
         UnsupportedProblemError: there is no GPU, or no kernel can run a product.
 
@@ -61,11 +61,9 @@ def products_of(
     """Return the products of layers for numbers of rows.
 
     Raises:
-        ShapeError: a number of rows is not positive.
+        ShapeError: rows are not whole numbers from 1 to 2**31 - 1.
     """
-    numbers = whole_numbers(rows)
-    if numbers is None or any(m < 1 for m in numbers):
-        raise ShapeError(f"rows needs whole numbers of at least 1, got {rows!r}")
+    numbers = counts(rows, "rows", least=1)
     return [
         layer_product((m, layer.n, layer.k), layer.scheme, dtype, bias=layer.bias, device=device)
         for layer in layers

@@ -1,4 +1,4 @@
-"""What the codes and scales of a layer stand for, some rows at a time."""
+"""Dequantizes a layer, some rows at a time."""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -13,18 +13,18 @@ from fp8core.ops import dequantize
 
 Wide = Literal["float32", "float16", "bfloat16"]
 WIDEST: Final = 8
-"""What an element is taken to need where pieces of several files have to be alike: as float64."""
+"""The assumed bytes per element (those of float64), if files of different dtypes have to be read in equal pieces."""
 
 
 def rows_of_a_group(layer: Layer) -> int:
-    """Return how many rows share scales; 1 where all do."""
+    """Return the number of rows that share scales; 1 if all rows do."""
     if layer.group_shape is None:
         raise CheckpointError(layer.fault())
     return max(layer.group_shape.rows, 1)
 
 
 def scales_of_rows(layer: Layer, scales: NDArray[np.float32], first: int, rows: int) -> NDArray[np.float32]:
-    """Return those of a matrix's scales that some rows have; ``first`` begins a group."""
+    """Return the scales of some rows of a matrix; row ``first`` is the first of a group."""
     if layer.group_shape is None:
         raise CheckpointError(layer.fault())
     if layer.group_shape.rows < 0:
@@ -36,15 +36,16 @@ def scales_of_rows(layer: Layer, scales: NDArray[np.float32], first: int, rows: 
 def dequantized(
     layer: Layer, index: int, matrix: Entry, dtype: Wide = "float32", itemsize: int = WIDEST, multiple: int = 0
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Give ``float32(code) * scale``, rounded once to ``dtype``: the number of the first row, and some rows.
+    """Yield ``float32(code) * scale``, rounded once to ``dtype``: the index of the first row, and some rows.
 
     Args:
-        layer: whose weight it is.
-        index: the matrix's number, of experts that are stacked; 0 of one matrix.
-        matrix: one of `Layer.matrices`.
+        layer: the layer.
+        index: the index of the matrix among stacked experts; 0 for a single matrix.
+        matrix: the matrix, one of `Layer.matrices`.
         dtype: float32, float16 or bfloat16.
         itemsize: see `read_rows`.
-        multiple: of how many rows pieces are: a multiple of those of a group, which is the default.
+        multiple: the number of rows of which pieces have a multiple; itself a multiple of the rows of a group, which
+            are the default.
     """
     scales, group_shape = layer.scales(index), layer.group_shape
     assert group_shape is not None

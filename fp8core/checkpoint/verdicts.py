@@ -1,4 +1,4 @@
-"""What becomes of every tensor, and why: quantized, kept, or refused."""
+"""Decides for every tensor whether it is quantized, kept, or refused, and why."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ Status = Literal["quantized", "kept", "refused"]
 
 
 class Verdict(NamedTuple):
-    """What becomes of a tensor.
+    """Whether a tensor is quantized, kept or refused, and why.
 
     Examples:
         >>> from fp8core.checkpoint import Verdict
@@ -24,17 +24,17 @@ class Verdict(NamedTuple):
 
     tensor: str
     dtype: str
-    """As it is stored now, in safetensors' words."""
+    """The stored dtype, as safetensors names it."""
     shape: tuple[int, ...]
     status: Status
     reason: str
-    """What the tensor is, or why it stays or is refused."""
+    """The kind of a quantized tensor, or why a tensor is kept or refused."""
     chosen: bool = False
-    """Whether it is kept or refused because of what the caller asked for."""
+    """Whether it is kept or refused because of the caller's arguments."""
 
     @property
     def module(self) -> str:
-        """The module that the tensor is the weight of, or the tensor's own name."""
+        """The module whose weight the tensor is, or the tensor's own name."""
         return self.tensor.removesuffix(".weight")
 
 
@@ -48,13 +48,13 @@ FUSED: Final = (
     ("in_proj_qkv", "in_proj_z"),
     ("in_proj_b", "in_proj_a"),
 )
-"""Parts that vLLM joins to one layer, which is FP8 as a whole or not at all (its packed_modules_mapping)."""
+"""Layers that vLLM joins into one (its packed_modules_mapping), which is FP8 as a whole or not at all."""
 EXPERTS: Final = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "linear_fc1", "linear_fc2")
-"""Parts of experts, all of which vLLM joins to one layer."""
+"""Projections of experts; vLLM joins those of all experts of a module into one layer."""
 
 
 TIED: Final = ("lm_head", "embed_out", "output", "output_layer", "head", "decoder")
-"""Heads over the vocabulary, which config.json may say are the embedding."""
+"""Heads over the vocabulary, which may be tied to the embedding (tie_word_embeddings in config.json)."""
 
 
 def verdicts_of(
@@ -64,7 +64,7 @@ def verdicts_of(
     scheme: Scheme,
     input_scales: Mapping[str, float],
 ) -> tuple[Verdict, ...]:
-    """Return the verdict on every tensor of a checkpoint, in their order."""
+    """Return the verdict on every tensor of a checkpoint, in the order of the entries."""
     matrices = [module_of(entry) for entry in entries if entry.name.endswith(".weight") and len(entry.shape) == 2]
     names = kinds.names_of(matrices, (entry.name for entry in entries), config)
     tied = _tied(config)
@@ -74,7 +74,7 @@ def verdicts_of(
 
 
 def _scaled(verdict: Verdict, input_scales: Mapping[str, float]) -> Verdict:
-    """Refuse a weight whose activations have no scale."""
+    """Return the verdict, or a refusal if the weight's activations have no scale."""
     if verdict.status != "quantized" or verdict.module in input_scales:
         return verdict
     reason = f"scheme static needs an input scale for {verdict.module}, got none: give one, or exclude the layer"
@@ -82,7 +82,7 @@ def _scaled(verdict: Verdict, input_scales: Mapping[str, float]) -> Verdict:
 
 
 def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme, tied: bool) -> Verdict:
-    """Return the verdict on a tensor by itself."""
+    """Return the verdict on a tensor, regardless of layers that vLLM joins with its layer."""
 
     def verdict(status: Status, reason: str, *, chosen: bool = False) -> Verdict:
         return Verdict(entry.name, entry.dtype, entry.shape, status, reason, chosen)
@@ -113,7 +113,7 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
 
 
 def _not_a_matrix(entry: Entry) -> str:
-    """Return why a tensor cannot be the weight of any linear layer; empty where it can."""
+    """Return why a tensor cannot be the weight of a linear layer; empty if it can."""
     expert = "expert" in entry.name and len(entry.shape) == 3
     if expert:
         return "experts in one tensor of 3 axes: compressed-tensors has no layer for it (split_experts makes some)"
@@ -134,7 +134,7 @@ def _tied(config: Mapping[str, Any]) -> bool:
 
 
 def _joined(alone: list[Verdict], scheme: Scheme) -> Iterator[Verdict]:
-    """Give the verdicts again, where vLLM joins layers one for all of them."""
+    """Yield the verdicts, with the same verdict on all layers that vLLM joins."""
     changed: dict[str, Verdict] = {}
     for members in _groups(alone).values():
         changed |= _agreed(members, scheme)
@@ -143,7 +143,7 @@ def _joined(alone: list[Verdict], scheme: Scheme) -> Iterator[Verdict]:
 
 
 def _groups(alone: Iterable[Verdict]) -> dict[tuple[str, tuple[str, ...]], list[Verdict]]:
-    """Return the verdicts on layers that are joined, by their parent and the names of the parts."""
+    """Return the verdicts on layers that vLLM joins, by their parent and the names of the parts."""
     found: dict[tuple[str, tuple[str, ...]], list[Verdict]] = {}
     for verdict in alone:
         if len(verdict.shape) != 2 or not verdict.tensor.endswith(".weight"):
@@ -162,7 +162,7 @@ def _groups(alone: Iterable[Verdict]) -> dict[tuple[str, tuple[str, ...]], list[
 
 
 def _agreed(members: list[Verdict], scheme: Scheme) -> dict[str, Verdict]:
-    """Return the verdicts that have to change so that all members of a joined layer have the same."""
+    """Return the verdicts that have to change so that all members of a joined layer have the same status."""
     quantized = [member for member in members if member.status == "quantized"]
     if not quantized or len(members) == 1:
         return {}

@@ -1,4 +1,4 @@
-"""Whether the numbers of a checkpoint can be what was meant: every fault with its tensor's name."""
+"""Verifies a checkpoint: reports every fault with the name of its tensor."""
 
 import math
 import os
@@ -18,13 +18,14 @@ from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
 from fp8core.errors import CheckpointError
 
 TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}
-"""The error of a whole weight, relative to it, above which it is another one: rounding adds 2.6 % (e4m3), twice 3.7."""
+"""By dtype: the relative error of a whole weight above which it is reported as different from its original. Rounding
+to e4m3 causes 2.6 %, rounding twice 3.7 %."""
 OF_WIDE: Final = 0.01
-"""The same of tensors that are not FP8 and have another dtype there."""
+"""The same limit for tensors that are not FP8 and have another dtype in the original."""
 
 
 class Verification(NamedTuple):
-    """What `verify_checkpoint` found.
+    """The result of `verify_checkpoint`.
 
     Examples:
         >>> from fp8core.checkpoint import Verification
@@ -34,9 +35,9 @@ class Verification(NamedTuple):
 
     checkpoint: Checkpoint
     faults: tuple[Fault, ...]
-    """Empty where nothing is wrong."""
+    """The faults; empty if there are none."""
     errors: dict[str, float]
-    """Against another checkpoint: by the FP8 weight's name, the norm of the difference over that of the original."""
+    """With ``against``, by FP8 weight: the norm of the difference over the norm of the original."""
 
 
 def verify_checkpoint(
@@ -48,22 +49,25 @@ def verify_checkpoint(
 ) -> Verification:
     """Return every fault of a checkpoint, with the names of tensors; nothing is written.
 
-    Looked for are: a wrong index; FP8 weights without a scale or with one whose shape fits nothing; scales without a
-    weight; scales that are not finite, zero or negative; codes that are NaN or infinite; a configuration that says
-    something else than the tensors; scales that are probably inverted, squared, or raised to powers of two while the
-    codes stayed. That is told from the numbers, and not of weights that are those of ``against``. Some rows of a tensor
-    are in memory at a time.
+    It reports a wrong index; FP8 weights without a scale, or with a scale whose shape does not match; scales without a
+    weight; scales that are not finite, zero or negative; codes that are NaN or infinite; contradictions between the
+    configuration and the tensors; and scales that are probably inverted, squared, or were raised to powers of two
+    without changing the codes. The last three are guessed from the numbers, but not for weights that match ``against``.
+    Only some rows of a tensor are in memory at a time.
 
     Args:
         path: as for `open_checkpoint`.
-        against: the checkpoint that this one was made from: each FP8 weight may differ from it by no more than
-            rounding (8 % of its norm for e4m3, 15 % for e5m2), and every other tensor has to be the same.
+        against: the original of this checkpoint. Each FP8 weight may differ from it only by rounding (up to 8 % of its
+            norm for e4m3, 15 % for e5m2), and every other tensor has to be the same.
         unscaled: as for `open_checkpoint`.
         progress: as for `quantize_checkpoint`.
 
+    Returns:
+        The faults and, with ``against``, the errors of the FP8 weights.
+
     Raises:
-        CheckpointError: a file cannot be read, is damaged or changes, so that nothing can be told of the tensors; or
-            there is nothing to be verified: no FP8 weight, no scale, and no configuration that claims some.
+        CheckpointError: a file cannot be read, is damaged, or changes during the call; or there is nothing to verify:
+            no FP8 weight, no scale, and no configuration that claims one.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -123,7 +127,7 @@ def _scale_names(layer: Layer) -> Iterator[str]:
 
 
 def _unlisted(checkpoint: Checkpoint) -> Iterator[Fault]:
-    """Give tensors that no line of the index names: loaders leave them out."""
+    """Yield tensors that the index does not list: loaders ignore them."""
     source = checkpoint.source
     for header in source.headers if source.weight_map else ():
         for name in header.entries:
@@ -141,7 +145,7 @@ def _nan_codes(measured: list[Measured]) -> Iterator[Fault]:
 def _differences(
     checkpoint: Checkpoint, other: Checkpoint, errors: dict[str, float]
 ) -> Iterator[Fault | tuple[str, int]]:
-    """Give the tensors that are not those of the other checkpoint, and how many bytes were read of it."""
+    """Yield a fault for each tensor that differs from the other checkpoint, and the bytes read of each original."""
     there = other.all_tensors
     for layer in checkpoint.layers.values():
         name = layer.weight.name
@@ -168,7 +172,7 @@ def _differences(
 
 
 def relative_error(layer: Layer, original: Tensor) -> float:
-    """Return the norm of the difference of an FP8 weight to its original over the original's norm, in float64."""
+    """Return the norm of the difference between an FP8 weight and its original over the original's norm, in float64."""
     difference = norm = 0.0
     n, k = layer.matrix_shape
     nbytes = n * k * DTYPES[original.dtype].itemsize
@@ -184,7 +188,7 @@ def relative_error(layer: Layer, original: Tensor) -> float:
 
 
 def _unlike(tensor: Tensor, original: Tensor) -> str:
-    """Return how a tensor that is not FP8 differs from the original; empty where it does not."""
+    """Return how a tensor that is not FP8 differs from the original; empty if it does not."""
     if tensor.dtype not in FLOATS or tensor.shape != original.shape:
         return f"is {tensor.dtype} {list(tensor.shape)}, and {original.dtype} {list(original.shape)}"
     if not tensor.elements:

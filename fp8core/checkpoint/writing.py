@@ -1,4 +1,4 @@
-"""Write a quantized checkpoint: a file from a file, a folder from a folder."""
+"""Writes new checkpoints: a file from a file, a folder from a folder; and quantizes weights while writing."""
 
 import json
 import math
@@ -23,37 +23,37 @@ from fp8core.ops.quantize import quantize
 from fp8core.problem import PER_TENSOR
 
 MARK: Final = "fp8core"
-"""The key in the metadata of safetensors files that says which version wrote them."""
+"""The key in the metadata of safetensors files for the version that wrote them."""
 
 Advance = Callable[[str, int], None]
-"""Called with a tensor's name and how many of its bytes have been read."""
+"""Called with a tensor's name and the number of its bytes that have been read."""
 
 
 class NewFile(Protocol):
-    """One file's part of the work."""
+    """One file to write."""
 
     @property
     def name(self) -> str:
         """The file's name in a folder."""
 
     def pieces(self) -> Iterable[Piece]:
-        """Give every tensor of the new file."""
+        """Yield every tensor of the new file."""
 
     def size(self) -> int:
         """Return the length of the new file in bytes."""
 
     def write(self, target: BinaryIO, advance: Advance) -> None:
-        """Write the new file; raises OSError as the system does."""
+        """Write the new file; raises OSError if the system does."""
 
 
 class Shard(NamedTuple):
-    """One file of which some weights are quantized."""
+    """A copy of a file in which some weights are quantized."""
 
     header: Header
     chosen: frozenset[str]
     scheme: Scheme
     input_scales: Mapping[str, float] = {}
-    """Of the activations, by module, where the scheme has them in the file."""
+    """By module: the static scales of activations, if the scheme has them."""
 
     @property
     def name(self) -> str:
@@ -61,7 +61,7 @@ class Shard(NamedTuple):
         return self.header.path.name
 
     def pieces(self) -> Iterator[Piece]:
-        """Give every tensor of the new file."""
+        """Yield every tensor of the new file."""
         for entry in self.header.entries.values():
             if entry.name in self.chosen:
                 rows, cols = entry.shape
@@ -79,11 +79,11 @@ class Shard(NamedTuple):
         return lay_out(self.pieces(), self.metadata())[2]
 
     def metadata(self) -> dict[str, str]:
-        """Return the new file's metadata: transformers refuses a file that does not name a framework."""
+        """Return the new file's metadata, with a format, as transformers refuses files that do not name a framework."""
         return {"format": "pt", **self.header.metadata, MARK: version()}
 
     def write(self, target: BinaryIO, advance: Advance) -> None:
-        """Write the new file; raises OSError as the system does."""
+        """Write the new file; raises OSError if the system does."""
         first, begins, _ = lay_out(self.pieces(), self.metadata())
         with self.header.path.open("rb") as source:
             target.write(first)
@@ -97,7 +97,7 @@ class Shard(NamedTuple):
     def _quantize(
         self, entry: Entry, source: BinaryIO, target: BinaryIO, begins: dict[str, int], advance: Advance
     ) -> None:
-        """Quantize a weight, some rows at a time; raises CheckpointError when it is not finite."""
+        """Quantize a weight, some rows at a time; raises CheckpointError if it is not finite."""
         given = self._tensor_scale(entry, source) if self.scheme.group_shape == PER_TENSOR else None
         scales = [] if given is None else [given]
         for first, weight in read_rows(source, entry):
@@ -108,7 +108,7 @@ class Shard(NamedTuple):
             else:
                 result = quantize(weight, group_shape=PER_TENSOR, scale=given)
             data = np.asarray(result.data).view(np.uint8)
-            # An infinite weight makes its scale infinite; a NaN is ignored by the scale and stays a NaN: 0x7f or 0xff.
+            # An infinity makes its scale infinite. A NaN does not affect the scale, and its code is NaN: 0x7f or 0xff.
             if not np.isfinite(scales[-1].astype(np.float32)).all() or ((data & 0x7F) == 0x7F).any():
                 raise CheckpointError(
                     f"{entry.name} of {self.header.path} needs finite values, got NaN, Inf or numbers beyond float32"
@@ -121,7 +121,7 @@ class Shard(NamedTuple):
             put(target, begins[input_scale_name(entry.name)], np.array([given_scale], np.float32))
 
     def _tensor_scale(self, entry: Entry, source: BinaryIO) -> NDArray[np.float32]:
-        """Return the scale of a whole tensor: the largest that some rows of it ask for."""
+        """Return the scale of a whole tensor: the largest of the scales of its parts."""
         asked = [np.asarray(quantize(rows, group_shape=PER_TENSOR).scale) for _, rows in read_rows(source, entry)]
         largest: NDArray[np.float32] = np.max(np.concatenate(asked), keepdims=True)
         return largest
@@ -140,39 +140,39 @@ def scale_name(tensor: str) -> str:
 
 
 def input_scale_name(tensor: str) -> str:
-    """Return the name of the scale of a layer's activations."""
+    """Return the name of the scale of a layer's activations, given the name of its weight."""
     return f"{tensor.removesuffix('.weight')}.input_scale"
 
 
 def put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:
-    """Write an array at its place in a file; raises OSError as the system does."""
+    """Write an array at an offset in a file; raises OSError if the system does."""
     target.seek(begin)
     target.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
 
 
 def json_bytes(value: dict[str, Any]) -> bytes:
-    """Return a JSON file's content."""
+    """Return the content of a JSON file."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
 def write_file(
     new: NewFile, found: Destination, config: dict[str, Any] | None, advance: Advance, recheck: Callable[[], None]
 ) -> None:
-    """Write the new file and, beside it, its configuration where it has one: both appear, or none.
+    """Write the new file and, if given, its configuration beside it: both appear, or neither.
 
     Args:
         new: the file.
         found: the target.
         config: the configuration, or None.
         advance: see `Advance`.
-        recheck: called when all is written, and before anything is replaced; what it raises ends it there.
+        recheck: called when all is written and before anything is replaced; if it raises, nothing is replaced.
     """
     if config is None:
         with pending_file(found.path, new.size()) as weights:
             new.write(weights.file, advance)
             recheck()
             weights.appear()
-        found.config_file.unlink(missing_ok=True)  # of the file that was replaced
+        found.config_file.unlink(missing_ok=True)  # it described the file that was replaced
         return
     text = json_bytes(config)
     with ExitStack() as stack:
@@ -206,13 +206,13 @@ def write_folder(
     advance: Advance,
     recheck: Callable[[], None],
 ) -> None:
-    """Write the new folder under another name, then let it take its own, replacing what had it.
+    """Write the new folder under a hidden name, then give it its own, replacing the folder of that name.
 
     Args:
-        source: the checkpoint, for what is copied as it is.
+        source: the checkpoint, whose other files are copied.
         files: the files with weights.
         found: the target.
-        extras: what else the source holds.
+        extras: the source's other files and folders.
         documents: the JSON files to write: name -> content.
         advance: see `Advance`.
         recheck: as for `write_file`.
@@ -246,7 +246,7 @@ def _flush(path: Path) -> None:
 def index_of(files: Sequence[NewFile], weight_map: dict[str, str]) -> dict[str, Any]:
     """Return the index of the new files."""
     places = {piece.name: new.name for new in files for piece in new.pieces()}
-    for tensor, file in weight_map.items():  # which of two files is meant, where both have a tensor
+    for tensor, file in weight_map.items():  # if two files have a tensor, the old index says which of them counts
         places[tensor] = file
         for beside in (scale_name(tensor), input_scale_name(tensor)):
             if beside in places:

@@ -1,4 +1,4 @@
-"""The command line: a module for each command."""
+"""The command line, with one module for each command."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # its tables break values in the middle where a terminal has 80 columns
+    rich_markup_mode=None,  # rich's help tables break values in the middle on terminals of 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
@@ -37,19 +37,19 @@ for command in (
     demo.demo,
     bench.bench,
 ):
-    app.command(short_help=getdoc(command))(command)  # typer shortens longer ones in its list
+    app.command(short_help=getdoc(command))(command)  # without short_help, typer cuts texts in its list of commands
 
 
 def main() -> None:
-    """Run the command line; an error of the library is one red line and exit status 1."""
+    """Run the command line; errors of the library are printed as one red line, with exit status 1."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP, and so do we
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # nohup makes the process ignore SIGHUP
             signal.signal(number, _stop)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed, as cron and >&- do: the next file to be opened would be in its place
+        if getattr(sys, name) is None:  # closed (cron, >&-): the next file that is opened would get its descriptor
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115
-    if isinstance(sys.stdout, TextIOWrapper):  # a name that its encoding lacks is shown by its code
+    if isinstance(sys.stdout, TextIOWrapper):  # print characters that the encoding lacks as escapes
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         try:
@@ -62,7 +62,7 @@ def main() -> None:
         sys.exit(1)
     except OSError as error:
         what = error.filename
-        if what is None:  # of printing, which names no file
+        if what is None:  # printing failed: its errors name no file
             what = "cannot write the output"
             _mute(sys.stdout.fileno())
         errors.print(f"error: {what}: {error.strerror}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -70,12 +70,12 @@ def main() -> None:
 
 
 def _stop(number: int, _: object) -> NoReturn:
-    """End as an exception does, so that temporary files go."""
+    """Raise SystemExit, so that temporary files are removed."""
     sys.exit(128 + number)
 
 
 def _mute(handle: int) -> None:
-    """Let what is still buffered go nowhere: Python would fail to write it again when it ends."""
+    """Redirect a file descriptor to the null device: at exit, Python would fail again to write what is buffered."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, handle)
     os.close(nowhere)

@@ -1,4 +1,4 @@
-"""`fp8core bench`: a short table of times on this device."""
+"""`fp8core bench`: prints a short table of times on this device."""
 
 from typing import Annotated
 
@@ -14,7 +14,7 @@ def bench(
     width: Annotated[int, typer.Option(min=16, metavar="N", help="n and k of a square weight.")] = 2048,
     seconds: Annotated[float, typer.Option(min=0.01, metavar="S", help="How long to time each case.")] = 0.5,
 ) -> None:
-    """Time the main operations on this device, in short; `bench/` in the repository does it at length."""
+    """Time the main operations on this device briefly; `bench/` in the repository has the full benchmarks."""
     from fp8core import bench as work
 
     times = table(f"{count(tokens, 'token')}, weight {width} x {width}, {work.place()}", "operation", "kernel")

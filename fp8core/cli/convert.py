@@ -1,4 +1,4 @@
-"""`fp8core convert`: an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity."""
+"""`fp8core convert`: writes an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from fp8core.cli.rewriting import (
     TargetArgument,
     rewrite,
 )
-from fp8core.cli.terminal import console, count, line, size, starred, table
+from fp8core.cli.terminal import console, count, line, size, starred, tabbed, table
 from fp8core.types import ConversionName
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def convert(
     ] = "bf16",
     scales: Annotated[
         Literal["float32", "ue8m0", "ue8m0-bytes"],
-        typer.Option(help="Scales of any size, powers of two, or these as bytes (deepseek alone; mxfp8 always)."),
+        typer.Option(help="Scales of any size, powers of two, or these as bytes (only deepseek; mxfp8 always)."),
     ] = "float32",
     fn: Annotated[bool, typer.Option("--fn", help="Codes of OCP's e4m3fn.")] = False,
     fnuz: Annotated[bool, typer.Option("--fnuz", help="Codes of MI300's e4m3fnuz.")] = False,
@@ -49,15 +49,16 @@ def convert(
     ] = None,
     split_experts: SplitExpertsOption = False,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
     ] = False,
     lossy: Annotated[
-        bool, typer.Option("--lossy", help="Allow codes to be made anew, and say by how much that changes weights.")
+        bool,
+        typer.Option("--lossy", help="Allow values to be rounded again, and report by how much that changes weights."),
     ] = False,
     force: ForceOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity; it needs no GPU."""
+    """Write an FP8 checkpoint as bfloat16, or as FP8 of another format or granularity. No GPU is needed."""
     from fp8core.checkpoint import convert_checkpoint, plan_conversion
 
     if fn and fnuz:
@@ -86,7 +87,7 @@ def convert(
 
 
 def _pair(text: str) -> tuple[int, int]:
-    """Return the numbers of a pair as 64x128."""
+    """Return the two numbers of a text such as 64x128."""
     rows, _, cols = text.partition("x")
     if not (rows.isdecimal() and cols.isdecimal()):
         raise typer.BadParameter(f"needs two numbers as 64x128, got {text!r}", param_hint="--block")
@@ -122,7 +123,7 @@ def _show(done: "Conversion") -> None:
 
 
 def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
-    """Print what would become of the layers: a table in which equal ones are one row, or in a log a line for each."""
+    """Print the plan: on a terminal a table with a row for each group of similar layers, else a line for each layer."""
     if planned.to == "bf16":
         line(f"{count(len(planned.source.layers), 'FP8 weight')} would become bfloat16.")
     elif console.is_terminal:
@@ -135,7 +136,7 @@ def _show_plan(planned: "Conversion", *, lossy: bool) -> None:
         console.print(made)
     else:
         for change in planned.changes:
-            print(f"{'kept' if change.exact else 'anew'}\t{change.layer.weight.name}\t{change.why}", file=console.file)
+            tabbed("kept" if change.exact else "anew", change.layer.weight.name, change.why)
     _left_out(planned)
     sizes = f"{planned.bytes_before:,} bytes become {planned.bytes_after:,}"
     made_anew = len(planned.lossy)

@@ -1,4 +1,4 @@
-"""`fp8core demo`: a real sentence encoder with FP8 linear layers."""
+"""`fp8core demo`: runs a real sentence encoder with FP8 linear layers."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ def demo(
     place: Annotated[Literal["auto", "cpu", "gpu"], typer.Option("--device", help="Where to run.")] = "auto",
     model: Annotated[Path | None, typer.Option(help="A folder with the model; by default the package's.")] = None,
 ) -> None:
-    """Run a real sentence encoder with FP8 linear layers and show how close it stays to fp32."""
+    """Run a real sentence encoder with FP8 linear layers, and show its error relative to fp32."""
     from fp8core import demo as work
 
     if plot is not None:

@@ -1,4 +1,4 @@
-"""`fp8core explain`: which kernel a product gets, on any device."""
+"""`fp8core explain`: shows which kernel a product uses, on any device."""
 
 from typing import TYPE_CHECKING, Annotated, Final, Literal, get_args
 
@@ -45,23 +45,23 @@ def explain(
         typer.Option(help="One scale of b per tensor, output channel, 1x128 or 128x128."),
     ] = "row",
     bias: Annotated[WideName | None, typer.Option(help="The dtype of a bias; by default there is none.")] = None,
-    activation: Annotated[ActivationName | None, typer.Option(help="What is applied to the result.")] = None,
+    activation: Annotated[ActivationName | None, typer.Option(help="The activation applied to the result.")] = None,
     beta: Annotated[
-        float, typer.Option(metavar="NUMBER", help="What the result holds is multiplied by it and added.")
+        float, typer.Option(metavar="NUMBER", help="Multiply the result's old contents by this and add them.")
     ] = 0,
-    amax: Annotated[bool, typer.Option("--amax", help="Ask for the largest magnitude of the result, too.")] = False,
+    amax: Annotated[bool, typer.Option("--amax", help="Also request the largest magnitude of the result.")] = False,
     no_fast_accum: Annotated[
-        bool, typer.Option("--no-fast-accum", help="Keep kernels from accumulating with fewer bits.")
+        bool, typer.Option("--no-fast-accum", help="Forbid kernels to accumulate with fewer bits.")
     ] = False,
     batch_invariant: Annotated[
-        bool, typer.Option("--batch-invariant", help="Give a row the same bits whatever M is.")
+        bool, typer.Option("--batch-invariant", help="Give a row the same bits for every M.")
     ] = False,
     target: Annotated[
         str | None,
         typer.Option(metavar="DEVICE", help=f"The device: host, {', '.join(TARGETS)}; by default this one."),
     ] = None,
 ) -> None:
-    """Say which kernel a scaled matrix product would run on, and why not on the others. Nothing runs."""
+    """Show which kernel a scaled matrix product would use, and why not the others. Nothing is run."""
     from fp8core.ops.explain import ArraySpec, explain_product, target_of
 
     place = target_of(None) if target is None else target_named(target)
@@ -105,9 +105,9 @@ def explain(
 
 
 def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:
-    """Return an explanation as a table, in which ``place`` is called ``shown``.
+    """Return an explanation as a table, in which ``shown`` replaces the target's name ``place``.
 
-    What only a library on the device could tell is not held against a kernel.
+    A chosen kernel is marked if a kernel that only a library on the device can judge might be chosen instead.
     """
     made = Table()
     made.add_column("kernel", no_wrap=True)
@@ -121,7 +121,7 @@ def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:
 
 
 def _doubtful(explanation: "Explanation") -> bool:
-    """Return whether a kernel that only the device knows may run: one before the chosen one, or beside its estimate."""
+    """Return whether an unknown kernel might be chosen on the device: it comes first, or estimates are compared."""
     statuses = [verdict.status for verdict in explanation.verdicts]
     if "chosen" not in statuses:
         return False

@@ -1,4 +1,4 @@
-"""`fp8core info`: devices, versions, what each device can do."""
+"""`fp8core info`: shows devices, versions, and what each device can do."""
 
 import sys
 from importlib import metadata

@@ -1,4 +1,4 @@
-"""`fp8core inspect`: what a checkpoint holds."""
+"""`fp8core inspect`: shows what a checkpoint holds."""
 
 import json
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fp8core.checkpoint import Claim, Inspection, Kind
 
 MOST_FAULTS = 10
-"""So many are printed; --json has all."""
+"""The number of faults that are printed; --json prints all."""
 
 
 def inspect(
@@ -53,7 +53,7 @@ def _show(found: "Inspection") -> None:
 
 
 def _table(what: str, kinds: "Iterable[Kind]", *columns: str) -> None:
-    """Print kinds of tensors, one a row; of these columns those that there are."""
+    """Print kinds of tensors, one per row; ``columns`` are the headings of the first fields of a kind."""
     made = table(None)
     made.add_column(what, justify="right", no_wrap=True)
     for column in columns:
@@ -67,7 +67,7 @@ def _table(what: str, kinds: "Iterable[Kind]", *columns: str) -> None:
 
 
 def claimed(claim: "Claim") -> str:
-    """Return what a configuration says, in words."""
+    """Return in words what a configuration claims."""
     if not claim.file:
         return "No configuration says how it is quantized; the names and shapes of its tensors do."
     parts = [claim.variant]

@@ -1,4 +1,4 @@
-"""`fp8core quantize`: an FP8 checkpoint, or a list of what would become what."""
+"""`fp8core quantize`: writes an FP8 checkpoint, or lists what would become of every tensor."""
 
 from collections import Counter
 from pathlib import Path
@@ -15,7 +15,7 @@ from fp8core.cli.rewriting import (
     TargetArgument,
     rewrite,
 )
-from fp8core.cli.terminal import console, count, line, starred, table
+from fp8core.cli.terminal import console, count, line, starred, tabbed, table
 from fp8core.types import SchemeName
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def quantize(
         ),
     ] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Modules to leave as they are, likewise.")
+        list[str] | None, typer.Option(metavar="PATTERN", help="Modules not to quantize, likewise.")
     ] = None,
     input_scales: Annotated[
         Path | None,
@@ -53,7 +53,7 @@ def quantize(
     force: ForceOption = False,
     dry_run: DryRunOption = False,
 ) -> None:
-    """Write an FP8 checkpoint as vLLM and compressed-tensors read it."""
+    """Write an FP8 checkpoint that vLLM and compressed-tensors can read."""
     from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
 
     plan, summary = rewrite(
@@ -79,10 +79,10 @@ def quantize(
 
 
 def scales_of(file: Path) -> dict[str, float]:
-    """Return the scales of a JSON file.
+    """Return the scales in a JSON file.
 
     Raises:
-        CheckpointError: it cannot be read, or is no JSON object.
+        CheckpointError: the file cannot be read, or is not a JSON object.
     """
     from fp8core.checkpoint.source import read_json
     from fp8core.errors import CheckpointError
@@ -126,7 +126,7 @@ def _show_extras(plan: "Plan") -> None:
 
 
 def _show_plan(plan: "Plan") -> None:
-    """Print the verdict on every tensor: a table in which layers are one row, or in a log a line for each."""
+    """Print the plan: on a terminal a table with a row for each group of similar tensors, else a line for each."""
     if console.is_terminal:
         made = table(f"What would become of {plan.source}")
         made.add_column("tensors", overflow="fold")
@@ -139,8 +139,7 @@ def _show_plan(plan: "Plan") -> None:
         console.print(made)
     else:
         for verdict in plan.verdicts:
-            cells = verdict.status, verdict.tensor, verdict.dtype, _shape(verdict), verdict.reason
-            print("\t".join(cells), file=console.file)  # rich would make blanks of the tabs
+            tabbed(verdict.status, verdict.tensor, verdict.dtype, _shape(verdict), verdict.reason)
     _show_extras(plan)
     tally = Counter(verdict.status for verdict in plan.verdicts)
     refused = f", {tally['refused']:,} refused" if tally["refused"] else ""
@@ -150,7 +149,7 @@ def _show_plan(plan: "Plan") -> None:
 
 
 def _row(verdict: "Verdict") -> tuple[str, str, str, str, str]:
-    """Return what is said of a tensor; numbers of layers and experts are stars, so that equal ones fall together."""
+    """Return a tensor's cells, with stars for the numbers of layers and experts, so that similar rows are equal."""
     return starred(verdict.tensor), verdict.dtype, _shape(verdict), verdict.status, starred(verdict.reason)
 
 

@@ -1,4 +1,4 @@
-"""What the commands share that write a checkpoint from another: their arguments, and the order of their work."""
+"""The arguments and the steps that `fp8core quantize` and `fp8core convert` share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ SplitExpertsOption = Annotated[
     bool, typer.Option("--split-experts", help="Write experts that are stacked in one tensor one by one.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List what would become of every tensor; write nothing.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List the verdict on every tensor; write nothing.")]
 Planned = TypeVar("Planned")
 Done = TypeVar("Done")
 
@@ -34,17 +34,17 @@ def rewrite(
     allowed: dict[str, Any],
     **options: Any,
 ) -> tuple[Planned | None, Done | None]:
-    """Make a plan of a new checkpoint if that is all that is asked for, else write it; return either.
+    """Plan a new checkpoint if ``dry_run``, else write it; return the plan or the result, and None for the other.
 
     Args:
-        plan: what is planned by.
-        run: what is written by.
-        source: of both.
-        target: of both; a plan can do without.
-        dry_run: whether nothing is to be written.
-        doing: what the bar of progress is called.
-        allowed: options of ``run`` alone.
-        **options: those of both.
+        plan: the function that plans.
+        run: the function that writes.
+        source: the checkpoint, for both functions.
+        target: the new file or folder, for both functions; a plan does not need one.
+        dry_run: whether to write nothing.
+        doing: the label of the progress bar.
+        allowed: options for ``run`` only.
+        **options: options for both functions.
     """
     if dry_run:
         with warnings_as_lines():

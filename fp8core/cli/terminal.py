@@ -1,4 +1,4 @@
-"""What the commands share on the terminal: where they print, how a table looks, how counts are said."""
+"""Output helpers that the commands share: consoles, tables, numbers in words, and progress bars."""
 
 import os
 import re
@@ -7,20 +7,21 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 AS_WIDE_AS_NEEDED: Final = 10_000
 
 
 def _width(stream: TextIO | None) -> int | None:
-    """Return the columns that tables may take; None where rich asks the terminal, or COLUMNS, itself.
+    """Return the width of tables in columns; None if rich can take it from the terminal or COLUMNS itself.
 
-    It takes a COLUMNS of 0, as terminals without a size have it, for a width in which nothing is printed.
+    Terminals without a size set COLUMNS to 0, which rich takes for a width in which nothing is printed.
     """
     said = os.environ.get("COLUMNS", "")
     if said.isdecimal() and int(said):
@@ -30,14 +31,28 @@ def _width(stream: TextIO | None) -> int | None:
     return shutil.get_terminal_size().columns if said else None
 
 
-console = Console(width=_width(sys.stdout))
-errors = Console(stderr=True, width=_width(sys.stderr))
+CONTROLS: Final = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
+"""What a terminal does something else with than show it, as the codes that are shown in its place: files come from
+anybody, and names in them may hold such characters."""
+IN_TEXT: Final = {number: code for number, code in CONTROLS.items() if chr(number) not in "\t\n"}
+
+
+class Screen(Console):
+    """A console that shows text, and does nothing that text says; styles are its own."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text as it is shown."""
+        return super().render_str(text.translate(IN_TEXT), **options)
+
+
+console = Screen(width=_width(sys.stdout))
+errors = Screen(stderr=True, width=_width(sys.stderr))
 LINE_EVERY = 1 << 30
-"""Where nobody watches a bar, a line of progress is printed after at least so many bytes, and at most ten in all."""
+"""Without a terminal, a line of progress is printed after at least this many bytes, and at most ten in all."""
 
 
 def table(title: str | None, *columns: str) -> Table:
-    """Return a table with its heading at the left."""
+    """Return a table with a left-aligned title."""
     made = Table(title=None if title is None else escape(title), title_justify="left", title_style="bold")
     for column in columns:
         made.add_column(column)
@@ -45,17 +60,22 @@ def table(title: str | None, *columns: str) -> Table:
 
 
 def count(number: int, one: str, many: str | None = None) -> str:
-    """Return a number and what it counts: "1 weight", "2 weights"."""
+    """Return a number with a noun in the singular or plural: "1 weight", "2 weights"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def line(text: str, style: str | None = None) -> None:
-    """Print one line as it is, however long."""
+    """Print one line without wrapping or markup."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
+def tabbed(*texts: str) -> None:
+    """Print texts in one line with tabs between; rich would make blanks of these."""
+    print("\t".join(text.translate(CONTROLS) for text in texts), file=console.file)
+
+
 def size(nbytes: int) -> str:
-    """Return a number of bytes in the unit in which it is short: "1.2 GB"."""
+    """Return a number of bytes with a suitable unit: "1.2 GB"."""
     value, unit = float(nbytes), "bytes"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -65,13 +85,13 @@ def size(nbytes: int) -> str:
 
 
 def starred(text: str) -> str:
-    """Return a tensor's name with stars for the numbers of layers and experts."""
+    """Return a tensor's name with stars in place of the numbers of layers and experts."""
     return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", text)
 
 
 @contextmanager
 def warnings_as_lines() -> Iterator[None]:
-    """Print warnings as lines of their own, after the block."""
+    """Print each warning of the block as a line, after the block."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         try:
@@ -83,7 +103,7 @@ def warnings_as_lines() -> Iterator[None]:
 
 @contextmanager
 def interrupted() -> Iterator[None]:
-    """Say what is there when the block is stopped by Ctrl-C or a signal."""
+    """Print the state of the target if Ctrl-C or a signal stops the block."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -93,7 +113,7 @@ def interrupted() -> Iterator[None]:
 
 
 class Bar:
-    """The progress of some bytes: a bar on a terminal, a line now and then in a log."""
+    """Shows progress in bytes: a bar on a terminal, else an occasional line."""
 
     def __init__(self, what: str) -> None:
         self.what, self.told = what, 0
@@ -109,7 +129,7 @@ class Bar:
         self.progress.__exit__(None, None, None)
 
     def advance(self, name: str, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` bytes are done, the last of them of ``name``."""
+        """Show that ``done`` of ``total`` bytes are done; ``name`` is the tensor of the last bytes."""
         if errors.is_terminal:
             self.progress.update(self.task, completed=done, total=total)
         elif done - self.told >= max(LINE_EVERY, total // 10):

@@ -1,4 +1,4 @@
-"""`fp8core tune`: the fastest kernels of products by their shapes, or of a model's linear layers, into a file."""
+"""`fp8core tune`: finds the fastest kernels for products or for a model's linear layers, and saves them in a file."""
 
 import time
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fp8core.tuning import Timed, Tuning
 
 SAVED_AFTER: Final = 10.0
-"""Seconds after which what was tuned is saved, while more is being tuned."""
+"""The interval, in seconds, at which tunings are saved while tuning continues."""
 
 
 def tune(
@@ -30,11 +30,11 @@ def tune(
         ),
     ] = None,
     rows: Annotated[
-        str, typer.Option(metavar="M,M", help="Numbers of rows (m) of a model's layers: each is a product of its own.")
+        str, typer.Option(metavar="M,M", help="Numbers of rows (m) for a model's layers: each is a separate product.")
     ] = "1,16,64,256,1024,4096",
     scheme: Annotated[
         Literal["channel", "tensor", "block"],
-        typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model says it itself."),
+        typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model has its own."),
     ] = "channel",
     dtype: Annotated[
         Literal["bfloat16", "float16", "float32"], typer.Option(help="The dtype of inputs and results.")
@@ -45,9 +45,9 @@ def tune(
             help="The file to add to; by default $FP8CORE_TUNINGS, or tunings.jsonl in the user's data folder."
         ),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Tune what the file has already, too.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also tune products that the file already has.")] = False,
 ) -> None:
-    """Time every kernel for products or for a model's linear layers, and keep the fastest in a file."""
+    """Time every kernel for products or for a model's linear layers, and save the fastest in a file."""
     from fp8core.checkpoint.linear_shapes import layers_of
     from fp8core.checkpoint.tuning import products_of
     from fp8core.errors import UnsupportedProblemError
@@ -56,7 +56,7 @@ def tune(
     from fp8core.tuning.files import check_writable, tunings_file
     from fp8core.tuning.shapes import layer_product, tuned
 
-    SCALED_MM.before = None  # what $FP8CORE_TUNINGS names is read below, if it is there
+    SCALED_MM.before = None  # do not load the file in $FP8CORE_TUNINGS: it is read below, if it exists
     if model is None and not shapes:
         raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
     listed = list(_shapes(shapes or []))
@@ -86,7 +86,7 @@ def tune(
 
 
 def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:
-    """Give the products of texts like 1,16x4096x4096."""
+    """Yield the products that texts such as 1,16x4096x4096 describe."""
     for text in texts:
         parts = text.lower().split("x")
         if len(parts) != 3:
@@ -103,7 +103,7 @@ def _numbers(text: str, option: str) -> list[int]:
 
 
 def _known(file: Path) -> "set[ScaledMm]":
-    """Return the products that a file has for this machine, which are loaded."""
+    """Load the tunings of a file that are for this machine, and return their products."""
     from fp8core.tuning import load_tunings
 
     if not file.exists():
@@ -112,20 +112,20 @@ def _known(file: Path) -> "set[ScaledMm]":
 
 
 class Kept:
-    """What was tuned, and how much of it the file has: a run that is killed loses little."""
+    """The tunings of a run. They are saved at intervals, so that a killed run loses little."""
 
     def __init__(self, file: Path) -> None:
         self.found: list[Tuning] = []
         self._file, self._saved, self._next = file, 0, time.monotonic() + SAVED_AFTER
 
     def add(self, tuning: "Tuning") -> None:
-        """Note a tuning, and save if the last time was long ago."""
+        """Add a tuning, and save the new ones if the last save was at least `SAVED_AFTER` seconds ago."""
         self.found.append(tuning)
         if time.monotonic() >= self._next:
             self._write()
 
     def save(self) -> None:
-        """Save the rest, and say what the file has."""
+        """Save the rest, and print the number of products that were tuned."""
         self._write()
         if self.found:
             _say(f"{count(len(self.found), 'product')} tuned, kept in {self._file}")
@@ -140,7 +140,7 @@ class Kept:
 
 
 class Steps:
-    """The progress of tuning: a bar on a terminal, a line for each product in a log."""
+    """Shows the progress of tuning: a bar on a terminal, else a line for each product."""
 
     def __init__(self, total: int, kept: Kept) -> None:
         columns = TextColumn("tuning {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
@@ -156,7 +156,7 @@ class Steps:
         self.progress.__exit__(None, None, None)
 
     def __call__(self, tuning: "Tuning", done: int, total: int) -> None:
-        """Note a tuning, and show that ``done`` of ``total`` products are tuned."""
+        """Keep a tuning, and show that ``done`` of ``total`` products are tuned."""
         self.kept.add(tuning)
         if errors.is_terminal:
             self.progress.update(self.task, completed=done, description=_call(tuning))

@@ -1,4 +1,4 @@
-"""`fp8core verify`: every fault of a checkpoint, with its tensor's name."""
+"""`fp8core verify`: reports every fault of a checkpoint with the name of its tensor."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from fp8core.cli.terminal import Bar, console, count, line, table
+from fp8core.cli.terminal import Bar, console, count, line, tabbed, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Checkpoint, Fault, Verification
 
 MOST = 50
-"""So many faults are printed on a terminal; in a log all are."""
+"""The number of faults that are printed on a terminal; elsewhere all are."""
 
 
 def verify(
@@ -20,13 +20,13 @@ def verify(
         Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
     ],
     against: Annotated[
-        Path | None, typer.Option(help="The checkpoint that it was made from: weights have to be that within rounding.")
+        Path | None, typer.Option(help="The original checkpoint: weights have to agree with it within rounding.")
     ] = None,
     unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Take FP8 tensors without a scale for values, as ComfyUI's casts are.")
+        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
     ] = False,
 ) -> None:
-    """Look for everything that makes a checkpoint wrong: exit status 1, and each fault with the tensor's name."""
+    """Report every fault of a checkpoint with the name of its tensor; the exit status is 1 if there is one."""
     from fp8core.checkpoint import verify_checkpoint
 
     with Bar("verifying") as advance:
@@ -52,7 +52,7 @@ def _show(found: "Verification", model: Path, against: Path | None) -> None:
 
 
 def _places(checkpoint: "Checkpoint") -> str:
-    """Return what faults were looked for in: the FP8 layers, or where there is none the scales of caches."""
+    """Return in words what was verified: the number of FP8 layers or, if there are none, of KV cache scales."""
     scales = 0 if checkpoint.layers else len(checkpoint.kv_scales())
     if scales:
         return f"{count(scales, 'scale')} of cached keys and values, without an FP8 layer"
@@ -60,11 +60,10 @@ def _places(checkpoint: "Checkpoint") -> str:
 
 
 def _faults(faults: "tuple[Fault, ...]") -> None:
-    """Print the faults: a table, or in a log a line for each."""
+    """Print the faults: on a terminal as a table, else a line for each."""
     if not console.is_terminal:
         for fault in faults:
-            # rich would make blanks of the tabs
-            print(f"{fault.kind}\t{fault.tensor}\t{fault.text}", file=console.file)
+            tabbed(fault.kind, fault.tensor, fault.text)
         return
     made = table(None)
     made.add_column("fault", style="red", no_wrap=True)

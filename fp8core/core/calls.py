@@ -1,4 +1,4 @@
-"""What a call of an operation is: described from the specs of its operands, planned, and cached.
+"""Calls of an operation: described from the specs of their operands, planned, and cached.
 
 Nothing here holds an address: a cached call serves all operands of the same specs.
 """
@@ -14,20 +14,22 @@ from fp8core.interop import Allocator, Framework, framework_of
 from fp8core.table import Explanation
 
 Launch = Callable[..., None]
-"""Called with the stream, the addresses of all operands in the operation's order (0 of None), and, where the operation
-has one, that of the scratch."""
+"""Takes the stream, the addresses of all operands in the operation's order (0 for an operand that is None), and, for an
+operation with scratch, the address of the scratch."""
 
 Repeat = Callable[[tuple[Any, ...], list[int], prefetch.WeightHistory | None], tuple[Sequence[Any], Any]]
-"""Takes operands of a planned call's specs, their addresses (0 of None) and what is known of the weight, and returns
-what a call of the operation does: it has been made."""
+"""Makes a planned call for operands of its specs. Takes the operands, their addresses (0 for None) and the history of
+the weight, and returns what a call of the operation returns."""
 Shortcut = Callable[[tuple[Any, ...], prefetch.WeightHistory | None], tuple[Sequence[Any], Any] | None]
-"""The same without addresses. None unless the operands have the signatures, and their addresses the alignments, that it
-was written for."""
+"""A `Repeat` that reads the addresses itself. It makes no call and returns None unless the operands have the
+signatures, and their addresses the alignments, that it was written for."""
 
 CALLS_KEPT: Final = 4096
-"""Of one operation, a few kilobytes each: a server meets a new m with every batch, and past this many starts anew."""
+"""Calls that the cache of one operation holds before it is emptied, a few kilobytes each: a server meets a new m with
+every batch."""
 SHORTCUTS_PER_SIZE: Final = 8
-"""For equal options and one size of the first operand: a model's weights that take the same input."""
+"""Shortcuts kept for equal options and one size of the first operand, as for the weights of a model that take the same
+input."""
 
 
 class NewArray(NamedTuple):
@@ -46,18 +48,19 @@ class Planned(NamedTuple):
     """None where there is nothing to compute."""
     scratch_bytes: int = 0
     prefetching: Callable[[], Launch] | None = None
-    """Makes the launch that reads the weight before its predecessor on the stream has ended, where there is one."""
+    """Makes the launch that reads the weight before the preceding launch on the stream has ended; None if the plan has
+    no such launch."""
 
 
 class Described(NamedTuple):
-    """A checked call: what it gives, and how to plan and explain it. Made from specs, without memory."""
+    """A checked call: its results, and how to plan and explain it. Made from specs, without memory."""
 
     results: Mapping[int, NewArray]
-    """By the place of the operand: what is written there, into the caller's array or a new one."""
+    """The results by operand index; each is written into the caller's array, or into a new one."""
     plan: Callable[[], Planned]
     explain: Callable[[], Explanation]
     note: Any = None
-    """What the public function has to know of the result beside its arrays."""
+    """What the public function needs to know about the result besides its arrays."""
 
 
 class Call:
@@ -90,31 +93,31 @@ class Call:
         self.may_overwrite = prefetch.applies(target)
         self._make_prefetching = planned.prefetching
         self.early: Launch | None = None
-        """The launch that reads the weight early, once `prefetching` has made it."""
+        """The launch that reads the weight early; None until `prefetching` has made it."""
         self.can_prefetch = planned.prefetching is not None
         self.plain = None if scratch or self.can_prefetch else self.launch
-        """The launch, where it takes the addresses of operands and nothing else."""
+        """The launch, if it takes the addresses of operands and nothing else; otherwise None."""
         self._scratch = scratch
         """Whether launches are given the address of a scratch."""
 
     def written(self, addresses: Mapping[int, int]) -> Iterator[tuple[int, int]]:
-        """Yield where the caller's arrays are that a call writes, given the addresses of its operands."""
+        """Yield the address ranges of the caller's arrays that a call writes, given the addresses of its operands."""
         for at, start, end in self.regions.spans_of_results:
             if at in self.given:
                 yield addresses[at] + start, addresses[at] + end
 
     def prefetching(self) -> Launch:
-        """Return the launch that reads the weight early, made when it is first wanted."""
+        """Return the launch that reads the weight early; the first use makes it."""
         if self.early is None:
             assert self._make_prefetching is not None
             self.early = self._make_prefetching()
         return self.early
 
     def examine(self, addresses: list[int], work: int, weights: prefetch.WeightHistory | None) -> bool:
-        """Look at where operands lie, and make the launch of a call that writes over a weight that is read early.
+        """Check the addresses of operands, and make the launch if it overwrites a weight that may be read early.
 
         Returns:
-            Whether the launch has been made.
+            Whether the launch has been made; if not, the caller makes it.
 
         Raises:
             LayoutError: a result of the caller shares memory with another operand.
@@ -130,13 +133,13 @@ class Call:
         return True
 
     def run(self, work: int, addresses: list[int], pool: int | None, weights: prefetch.WeightHistory | None) -> None:
-        """Make the call's launch, which reads the weight early where that is safe, with a scratch where it needs one.
+        """Make the call's launch; it reads the weight early if that is safe, and gets a scratch if it needs one.
 
         Args:
             work: the stream.
-            addresses: of all operands in the operation's order, 0 of None.
-            pool: the stream once more where it is not the framework's own current one.
-            weights: what is known of the weight.
+            addresses: the addresses of all operands in the operation's order, 0 for None.
+            pool: the stream again, to allocate on, if it is not the framework's current one; otherwise None.
+            weights: the history of the weight.
         """
         launch = self.launch
         if launch is None:
@@ -163,26 +166,26 @@ class Call:
             if not early:
                 waits.waited(work, addresses, self.regions.spans, writes)
             elif (waits.writing or waits.writes != writes) and waits.overtaken(work):  # by a launch of another thread
-                self.run(work, addresses, pool, None)  # once more, and late
+                self.run(work, addresses, pool, None)  # again, without reading the weight early
 
 
 Calls = dict[Hashable, tuple[Call, Repeat]]
-"""Of one signature: by options and offsets."""
+"""The calls of one signature, by options and address offsets."""
 
 
 NO_SHORTCUTS: Final[Mapping[int, tuple[Shortcut, ...]]] = {}
-"""The shortcuts of options that were not met before."""
+"""The shortcuts of options that were never used before."""
 
 
 class CallCache:
-    """The calls of one operation: by shortcuts, else by signature and options, and all of them by specs."""
+    """The calls of one operation, found by shortcuts, else by signature and options, else by specs."""
 
     def __init__(self) -> None:
         self.shortcuts: dict[Hashable, dict[int, tuple[Shortcut, ...]]] = {}
-        """By options and the size in bytes of the first operand."""
+        """By options, then by the size of the first operand in bytes."""
         self.by_specs: dict[Hashable, Call] = {}
         self._by_number: dict[int, tuple[Calls, Framework | None]] = {}
-        """With the framework of the operands if it has guards."""
+        """By the number of a signature: its calls, and the framework of its operands if that has guards."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -191,7 +194,7 @@ class CallCache:
     def of_signature(self, operands: Sequence[Any]) -> tuple[list[int], Calls, Framework | None] | None:
         """Return the addresses of operands, the calls of their signature, and their framework if it has guards.
 
-        None where operands have to be viewed each time.
+        Return None if such operands have to be viewed in every call.
         """
         addresses, number = signature(operands)
         if number is None:
@@ -204,7 +207,7 @@ class CallCache:
         return addresses, *known
 
     def shorten(self, options: Hashable, size: int, make: Callable[[], Shortcut | None]) -> None:
-        """Keep the shortcut that ``make`` gives before others, while there are few for these options and this size."""
+        """Put the shortcut that ``make`` returns in front, unless these options and this size have enough shortcuts."""
         by_size = self.shortcuts.setdefault(options, {})
         known = by_size.get(size, ())
         if len(known) < SHORTCUTS_PER_SIZE:
@@ -213,7 +216,7 @@ class CallCache:
                 by_size[size] = made, *known
 
     def keep(self, call: Call, repeat: Repeat, calls: Calls, key: Hashable) -> None:
-        """Keep a call and its repeat among those of its signature; with options without a hash each is described."""
+        """Keep a call and its repeat among those of its signature; calls with unhashable options are not kept."""
         try:
             calls[key] = call, repeat
         except TypeError:
@@ -222,5 +225,5 @@ class CallCache:
 
     @property
     def full(self) -> bool:
-        """Whether to start anew: with as many calls, or signatures of calls that were refused."""
+        """Whether the cache has to be emptied: it has `CALLS_KEPT` calls or signatures (also of refused calls)."""
         return max(len(self), len(self._by_number)) >= CALLS_KEPT

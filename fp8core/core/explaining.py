@@ -1,4 +1,4 @@
-"""How a call is explained instead of made: it goes its way up to where it would be planned."""
+"""Explains a call instead of making it: the call takes its usual path up to the point where it would be planned."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,9 +24,9 @@ class ArraySpec:
 
     Raises:
         ShapeError: the shape does not consist of whole numbers of at least 0.
-        DTypeError: the dtype is none that arrays of a call have.
-        LayoutError: there is not one stride for each axis; or the alignment is not a power of two, or less than an
-            element.
+        DTypeError: no operand of a call can have this dtype.
+        LayoutError: strides is not one whole number for each axis; or the alignment is not a power of two, or is less
+            than an element.
 
     Examples:
         >>> import fp8core
@@ -82,12 +82,12 @@ def _listed(given: Any) -> tuple[int, ...] | None:
 
 
 class ExplainRequest:
-    """Given as the stream of a call, has the call explained instead of made.
+    """Passed as the stream of a call, makes the operation explain the call instead of making it.
 
     Args:
-        target: where all operands are taken to be; None is where they are.
-        elsewhere: gives the target of a call that has specs alone.
-        stream: what the caller gave as stream.
+        target: the target that all operands are assumed to be on; None: the one that they are on.
+        elsewhere: returns the target of a call whose operands are all specs.
+        stream: the stream that the caller gave.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class ExplainRequest:
         self.target, self.elsewhere, self.stream = target, elsewhere, stream
 
     def spec(self, x: object, name: str) -> TensorSpec | None:
-        """Return the spec of an operand that is given without memory, wherever it will be; None of others."""
+        """Return the spec of an operand that has no memory, with `HOST` as a provisional target; None for others."""
         if isinstance(x, ArraySpec):
             return TensorSpec(name, x.dtype, x.shape, x.strides, HOST, x.alignment)
         known = without_memory(x, name)
@@ -108,7 +108,7 @@ class ExplainRequest:
         specs: Sequence[TensorSpec | None],
         describe: Callable[[tuple[TensorSpec | None, ...]], Any],
     ) -> "Explained":
-        """Return what explains a call of these operands, to be raised: where they are, ``describe`` checks it."""
+        """Return the exception that carries the explanation of a call of these operands, which ``describe`` checks."""
         described = describe(self._placed(views, specs))
         if self.stream is not None:
             stream_address(self.stream)
@@ -126,7 +126,7 @@ class ExplainRequest:
 
 
 class Explained(BaseException):
-    """Carries an explanation past the public function that was asked for it."""
+    """Raised to carry an explanation out of the public function that was called."""
 
     def __init__(self, explanation: Explanation) -> None:
         super().__init__()
@@ -136,9 +136,9 @@ class Explained(BaseException):
 def explanation_of(
     function: Callable[..., Any], *args: Any, request: ExplainRequest | None = None, **kwargs: Any
 ) -> Explanation:
-    """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: it is checked and not made.
+    """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: check it without making it.
 
-    The function takes ``stream`` and makes one call of an `Operation`, which is explained where it would be planned.
+    The function must take ``stream`` and make one call of an `Operation`, which is explained instead of planned.
     """
     try:
         function(*args, **{**kwargs, "stream": request or ExplainRequest()})

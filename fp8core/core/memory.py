@@ -1,4 +1,4 @@
-"""Where the operands of a call lie: which may not overlap, and the memory that a call needs for itself."""
+"""The memory of a call: which operands may not overlap, and the scratch that the call needs for itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -15,7 +15,7 @@ from fp8core.runtime import device, graph_memory
 
 
 class Regions:
-    """The bytes that each operand of a call spans, and what is written among them."""
+    """The bytes that each operand of a call spans, and which of them the call writes."""
 
     def __init__(
         self,
@@ -29,15 +29,16 @@ class Regions:
             None if x is None else (x.shape, strides_or_contiguous(x.shape, x.strides), x.dtype) for x in arrays
         ]
         self.spans = [(0, 0) if layout is None else bytes_reached(*layout) for layout in self._layouts]
-        """Of each operand, in bytes from its address."""
+        """For each operand the first byte and the one after the last, relative to its address."""
         self.spans_of_results = [(at, *self.spans[at]) for at in results if any(self.spans[at])]
         self._names, self._in_place = names, in_place
         self.given = tuple(at for at in results if specs[at] is not None)
-        """The places of the caller's arrays that are written."""
+        """The indices of the caller's arrays that are written."""
         self.places: Callable[[Sequence[int]], Any] = tuple if self.given else itemgetter(*results)
-        """What of all addresses tells whether they have been examined: each of them where the caller gives results."""
+        """Returns the key in `examined` of the addresses of all operands: all of them if the caller gives results,
+        otherwise those of the results."""
         self.examined: set[Any] = set()
-        """Places that are in order, until another weight may be read early."""
+        """Keys of addresses that passed the checks. Emptied when another weight is watched."""
         prefetch.WATCHED.invalidates(self)
 
     def refuse_overlaps(self, addresses: Sequence[int]) -> None:
@@ -49,14 +50,14 @@ class Regions:
                     raise LayoutError(f"{name} needs memory of its own, got an array that overlaps {others}")
 
     def overwritten(self, addresses: Sequence[int], stream: int) -> prefetch.Announced:
-        """Return the weights that are read early and that a launch on ``stream`` is about to write over.
+        """Return the weights that may be read early and that a launch on ``stream`` is about to overwrite.
 
-        They are to be told their `end` once the launch has been made, or has failed.
+        The caller calls `end` of the returned object once the launch has been made, or has failed.
         """
         version = prefetch.WATCHED.version
         written = [(addresses[at] + start, addresses[at] + end) for at, start, end in self.spans_of_results]
         found = prefetch.overwrites(written, stream)
-        if not found:  # else it is to be noted each time
+        if not found:  # otherwise every such call has to announce its write
             prefetch.WATCHED.remember(self, self.places(addresses), version)
         return found
 
@@ -74,11 +75,12 @@ class Regions:
 def scratch_allocator(
     nbytes: int, framework: Framework, target: Target
 ) -> Callable[[int, int | None], tuple[int, Any]] | None:
-    """Return a function that allocates a call's scratch; None where no scratch is needed.
+    """Return a function that allocates a call's scratch; None if no scratch is needed.
 
-    It is given the call's stream, and once more where that is not the framework's own current one. Memory that a graph
-    uses has to live as long as the graph does: while the stream is captured, it is the graph's. It returns an address
-    and what holds the memory: an array, or of memory without one a function to be called once the launch has been made.
+    The function takes the call's stream, and the stream again (otherwise None) if it is not the framework's current
+    one. It returns an address and the owner of the memory: an array, or, for memory that no array owns, a function that
+    the caller calls with the address once the launch has been made. While the stream is being captured, the graph owns
+    the memory, which has to live as long as the graph.
     """
     if not nbytes:
         return None

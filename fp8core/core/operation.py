@@ -1,9 +1,9 @@
 """The one call path: every operation of the library goes through `Operation.__call__`.
 
-A call is made from its operands, each an array or None, and its options. The first call of a kind views the operands,
-describes the call from their specs (`fp8core.core.specs`, which hold no address), plans it, and caches it under those
-specs and options. Later calls of the same signature find the cached call, ask for the stream, allocate the results, and
-launch with the addresses of their own operands.
+A call has operands, each an array or None, and options. The first call of a kind views the operands, describes the call
+from their specs (`fp8core.core.specs`, which hold no address), plans it, and caches it under those specs and options.
+Later calls of the same signature find the cached call, query the stream, allocate the results, and launch with the
+addresses of their own operands.
 """
 
 import math
@@ -25,7 +25,7 @@ from fp8core.interop.tensor import fill_number
 
 
 class Interned:
-    """Options that are hashed once: equal ones are one object (`Operation.interned`)."""
+    """Options wrapped in an object that is hashed by identity; `Operation.interned` makes one for all equal options."""
 
     __slots__ = ("options",)
 
@@ -34,28 +34,32 @@ class Interned:
 
 
 StandIn = Callable[["Operation", tuple[Any, ...], Any, object], tuple[Sequence[Any], Any] | None]
-"""Takes an operation, operands, options and stream, and returns what the call returns; None of calls not its own."""
+"""Takes an operation, operands, options and stream. Makes the call and returns its result, or returns None if the call
+is not for it."""
 
 
 class Operation:
     """An operation of the library: the names of its operands in the order of its launches, and how to describe a call.
 
     Args:
-        operands: what errors call each operand; the first one decides where the call runs and what its results are.
+        operands: the names of the operands in error messages; the first operand decides the device that the call runs
+            on and the framework of its results.
         describe: checks a call, given the specs of its operands and its options.
-        scratch: whether launches are given the address of a scratch after those of the operands.
+        scratch: whether launches take the address of a scratch after those of the operands.
         in_place: pairs of a result and an operand that may be the same memory.
-        numbers: the places of operands that may be Python or NumPy numbers: scales, as fp32 arrays of one.
-        returned: those of them that the caller gets back as arrays.
+        numbers: the indices of operands that may be Python or NumPy numbers: scales, which become fp32 arrays of one
+            element.
+        returned: the indices, among ``numbers``, whose arrays are returned to the caller.
     """
 
     stand_ins: ClassVar[dict[str, StandIn]] = {}
-    """What makes calls that the call path cannot make, as of arrays without memory: of each framework that has such,
-    set by its module (`fp8core.torch`, `fp8core.jax`)."""
+    """By framework: makes the calls that the call path cannot make, such as those on arrays without memory. Set by
+    `fp8core.torch` and `fp8core.jax`."""
     stand_ins_of: ClassVar[dict[type, StandIn]] = {}
-    """The one to ask, by the type of the first operand, where that alone says so: no guard recognizes such calls."""
+    """By the type of the first operand, if that alone decides: the only stand-in to ask. No guard recognizes such
+    calls."""
     traced: Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]] | None = None
-    """What torch traces in the place of a call: it takes operands, options and stream."""
+    """What torch traces in place of a call. Takes operands, options and stream."""
 
     def __init__(
         self,
@@ -74,7 +78,7 @@ class Operation:
         _ALL.add(self)
 
     def interned(self, options: Hashable) -> Interned:
-        """Return options to be given in place of ``options``, call after call."""
+        """Return the object to pass instead of ``options`` in repeated calls: the same one for all equal options."""
         return self._interned.setdefault(options, Interned(options))
 
     @eager_only
@@ -88,17 +92,17 @@ class Operation:
         """Run the operation: return its operands with the results in their places, and the description's note.
 
         Args:
-            operands: arrays, or None where one is left out; a result that is left out is allocated.
+            operands: arrays, or None for an operand that is left out; a result that is left out is allocated.
             options: everything else that the call depends on.
-            stream: the stream to launch on; by default the one that the first operand's framework works on.
-            weights: what is known of the weight of the layer that calls, so that it can be read early.
+            stream: the stream to launch on; by default the current stream of the first operand's framework.
+            weights: the history of the weight of the calling layer, which allows reading it early.
         """
         if stream is not None:
             return self._general(operands, options, stream, weights)
         cache = self.cache
         try:
             shortcuts = cache.shortcuts.get(options, NO_SHORTCUTS).get(operands[0].nbytes, ())
-        except (AttributeError, TypeError, RuntimeError):  # no array, or options that cannot be hashed
+        except (AttributeError, TypeError, RuntimeError):  # not an array, or unhashable options
             shortcuts = ()
         for run in shortcuts:
             made = run(operands, weights)
@@ -111,7 +115,7 @@ class Operation:
         key = options, offsets(addresses)
         try:
             call, repeated = calls[key]
-        except (KeyError, TypeError):  # a call of a new kind, or options that cannot be hashed
+        except (KeyError, TypeError):  # a call of a new kind, or unhashable options
             unknown = calls, key
         else:
             if guarding is not None:
@@ -121,7 +125,7 @@ class Operation:
         return self._general(operands, options, None, weights, unknown)  # outside of except: no KeyError in tracebacks
 
     def forget(self) -> None:
-        """Let every call be planned anew, as what runs a problem has changed."""
+        """Drop all planned calls, because the choice of kernels has changed."""
         self.cache = CallCache()
 
     def __len__(self) -> int:
@@ -135,7 +139,7 @@ class Operation:
         weights: prefetch.WeightHistory | None,
         among: tuple[Calls, Hashable] | None = None,
     ) -> tuple[Sequence[Any], Any]:
-        """Run a call whose operands are viewed: the first of a kind, of several frameworks, or on a given stream."""
+        """View the operands of a call and run it: the first of a kind, of several frameworks, or on a given stream."""
         cache = self.cache
         instead = self._made_instead(operands, options, stream)
         if instead is not None:
@@ -189,7 +193,7 @@ class Operation:
     def _made_instead(
         self, operands: tuple[Any, ...], options: Any, stream: object
     ) -> tuple[Sequence[Any], Any] | None:
-        """Return what a framework's stand-in returns of a call that it makes."""
+        """Return the result of the call if a framework's stand-in makes it, otherwise None."""
         first = self.stand_ins_of.get(type(operands[0]))
         for stand_in in self.stand_ins.values() if first is None else (first,):
             made = stand_in(self, operands, options, stream)
@@ -200,7 +204,7 @@ class Operation:
     def _viewed(
         self, operands: tuple[Any, ...], request: ExplainRequest | None = None
     ) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
-        """Return the views and the specs of operands; a number has a spec and no memory yet, an `ArraySpec` no view."""
+        """Return the views and the specs of operands; a number or an `ArraySpec` has a spec and no view."""
         if operands[0] is None:
             raise DTypeError(f"{self.operands[0]} needs an array, got None")
         views: list[TensorView | None] = []
@@ -224,7 +228,7 @@ class Operation:
         key: Hashable = specs, options, id(framework)  # frameworks live as long as the process
         try:
             call = cache.by_specs.get(key)
-        except TypeError:  # options that cannot be hashed
+        except TypeError:  # unhashable options
             call = key = None
         if call is None:
             described = self.describe(specs, options)
@@ -235,7 +239,7 @@ class Operation:
 
 
 def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Yield where the caller's arrays are that `Operation._general` writes, by its variables."""
+    """Yield the address ranges of the caller's arrays that `Operation._general` writes, given its local variables."""
     call: Call = variables["call"]
     return call.written(dict(enumerate(variables["addresses"])))
 
@@ -246,23 +250,23 @@ _forgotten = 0
 
 
 def forget() -> None:
-    """Let every call of every operation be planned anew, as what runs a problem has changed."""
-    global _forgotten  # noqa: PLW0603 - programs that others keep are told apart by it
+    """Drop the planned calls of every operation, because the choice of kernels has changed."""
+    global _forgotten  # noqa: PLW0603 - programs that are kept elsewhere compare it
     _forgotten += 1
     for operation in list(_ALL):
         operation.forget()
 
 
 def times_forgotten() -> int:
-    """Return how often what runs a problem has changed."""
+    """Return how often `forget` has been called: how often the choice of kernels has changed."""
     return _forgotten
 
 
 def float32_number(number: Any, name: str) -> float | None:
-    """Return a number in the place of an operand; None of what is no number.
+    """Return the value of a number that was given as an operand; None if it is not a number.
 
     Raises:
-        ScaleError: float32 does not hold it.
+        ScaleError: the number is not representable in float32: it would become infinity or zero.
     """
     value = interop.scalar(number)
     if value is None:

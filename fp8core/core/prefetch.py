@@ -1,21 +1,22 @@
-"""Which weights may be read early: before the launch's predecessor on its stream has ended.
+"""Which weights may be read early: before the preceding launch on the stream has ended.
 
-Kernels of sm_90 and later let their successor on the stream begin while they still run (programmatic dependent launch).
-A product may then read its weight, the weight's scale and the bias before it waits for its predecessors, if all that
-wrote them has ended. Ordinary kernels (torch's, CuPy's, copies) never let the successor begin early, and neither does a
-product that waits before it reads its weight: it does so only after that wait. (A kernel of another library that writes
-a weight and lets its successor begin before it has ended cannot be seen from here: concepts/safety.md.) So a weight may
-be read early on a stream
+Kernels on sm_90 and later may let the next kernel on the stream begin while they still run (programmatic dependent
+launch). A product may then read its weight, the weight's scale and the bias before it waits for the preceding kernels,
+provided that every kernel that wrote these has ended. Ordinary kernels (torch's, CuPy's, copies) never let the next
+kernel begin early. A product that waits before it reads its weight lets the next kernel begin only after that wait.
+(This module cannot see a kernel of another library that writes a weight and lets the next kernel begin before it has
+ended: concepts/safety.md.) So a weight may be read early on a stream
 
-- after one launch there that did not (`WeightHistory.waited`), with the same addresses,
-- unless the library's own kernels have written to that memory since (`overwrites`), which they may still be doing, or
-  another thread is about to launch one that will (a launch that reads early and finds this out once it has been made
-  is made again, late),
-- and unless a call that writes there was under way before that launch: it may have looked for weights when this one was
-  not watched yet, and be launched after it (`under_way`);
+- after a launch on that stream, with the same addresses, that waited before it read the weight
+  (`WeightHistory.waited`),
+- unless a kernel of this library has written to that memory since (`overwrites`) and may still be running, or another
+  thread is about to launch such a kernel (a launch that has read early and then finds this out is made again, without
+  reading early),
+- and unless a call that writes there was under way before that launch: it may have looked for watched weights before
+  this one was watched, and may launch its kernel later (`under_way`).
 
-and inside a graph capture, where nothing has run yet and a replay waits for what precedes it, unless the weight became
-known, or was written, within the same capture.
+Inside a graph capture nothing has run yet, and a replay waits for what precedes it: a weight may be read early there,
+unless it became known, or was written, within the same capture.
 """
 
 from collections import deque
@@ -28,35 +29,36 @@ from fp8core.problem import Target
 from fp8core.runtime import capture, device
 
 WEIGHT, SCALE, BIAS = 1, 2, 3
-"""The places of what is read early among the operands of a linear layer."""
+"""The indices, among the operands of a linear layer, of those that are read early."""
 CAPTURES_KEPT: Final = 16
-"""Captures that are remembered of a weight; as many may be under way at a time."""
+"""Captures that the history of a weight remembers: the most that may be under way at a time."""
 UNHEARD: Final = -1
-"""In the place of a count of writes: not all of them are known to be counted."""
+"""Used instead of a count of writes while some writes may go uncounted."""
 
 
 class WeightHistory:
-    """What a layer knows of its weight's memory: where it is, and on which streams it may be read early."""
+    """What a layer knows about the memory of its weight: where it is, and on which streams it may be read early."""
 
     def __init__(self) -> None:
         self.ranges: tuple[Range, ...] = ()
         self._places: tuple[int, ...] = ()
         """The addresses whose memory is watched."""
         self._waited_with: dict[int, tuple[int, ...]] = {}
-        """By stream: the addresses with which a launch there waited, and the count of writes before it."""
+        """By stream: the addresses with which a launch on that stream waited, and `writes` before that launch."""
         self._known_in = 0
-        """The capture in which the addresses became known."""
+        """The capture in which the addresses became known; 0 if in none."""
         self._written_in: deque[int] = deque(maxlen=CAPTURES_KEPT)
-        """The captures in which kernels of the library wrote there."""
+        """The captures in which kernels of the library wrote to this memory."""
         self.writing: set[int] = set()
-        """Calls of the library that are about to launch what writes there: a launch that waits may come before it."""
+        """Calls of the library that are about to launch a kernel that writes to this memory. A launch that waits may be
+        made before that kernel."""
         self.writes = 0
         """Counts the beginnings and the ends of such calls."""
         self._heard = False
-        """Whether every call that writes there now finds it watched."""
+        """Whether every call that writes to this memory from now on will find that it is watched."""
 
     def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
-        """Return whether a launch on ``stream`` may read the weight at these addresses of a layer's operands early."""
+        """Return whether a launch on ``stream`` may read the weight early, given the addresses of its operands."""
         weight, scale, bias = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._waited_with.get(stream) == (weight, scale, bias, self.writes):
             return True
@@ -66,18 +68,19 @@ class WeightHistory:
         return number != self._known_in and number not in self._written_in
 
     def overtaken(self, stream: int) -> bool:
-        """Return whether a launch that reads early may follow one that writes, where a write began meanwhile.
+        """Return whether a launch that read early may follow one that writes, given that a write began meanwhile.
 
-        A launch in a capture follows those of the same capture only: others do not concern its replays.
+        A launch in a capture follows only launches of the same capture; other launches do not affect its replays.
         """
         number = capture_of(stream)
         return not number or number in self._written_in
 
     def watch(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> int:
-        """Watch the memory at these addresses before a launch waits: what writes there later on is announced.
+        """Watch the memory at these addresses before a launch that waits, so that later writes there are announced.
 
         Returns:
-            The count of writes before the launch, for `waited`; `UNHEARD` if a call may still write unannounced.
+            The count of writes before the launch, to be passed to `waited`; `UNHEARD` if a call that is under way may
+            still write there without announcing it.
         """
         if self._places != (addresses[WEIGHT], addresses[SCALE], addresses[BIAS]):
             self.know(addresses, spans, capture_of(stream))
@@ -90,24 +93,26 @@ class WeightHistory:
         return writes
 
     def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[Range], writes: int) -> None:
-        """Note that a launch on ``stream`` has waited for all that precedes it; in a capture it has not run.
+        """Note that a launch on ``stream`` waits for everything that precedes it. A launch in a capture does not count.
 
         Args:
-            stream: its stream.
-            addresses: of a layer's operands.
-            spans: where each of them begins and ends, in bytes from its address.
-            writes: what `watch` returned before the launch. What another thread launches meanwhile may be behind it.
+            stream: the stream of the launch.
+            addresses: the addresses of a layer's operands.
+            spans: where each operand begins and ends, in bytes from its address.
+            writes: what `watch` returned before the launch. A kernel that another thread has launched since then may
+                run after it.
         """
         self.watch(stream, addresses, spans)
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
-        if stream == device.PER_THREAD or self.writing or capture_of(stream):  # the next call's may be another stream
+        # PER_THREAD is one handle for the streams of all threads: the next call may be on another of them
+        if stream == device.PER_THREAD or self.writing or capture_of(stream):
             return
         with WATCHED.lock.held:
-            if self._places == places:  # or else another thread has moved the layer
-                self._waited_with[stream] = *places, writes  # which says nothing once a write has begun or ended
+            if self._places == places:  # otherwise another thread has moved the layer
+                self._waited_with[stream] = *places, writes  # void once a write begins or ends
 
     def know(self, addresses: Sequence[int], spans: Sequence[Range], number: int) -> None:
-        """Watch the memory at these addresses; ``number`` is that of the capture under way, or 0."""
+        """Watch the memory at these addresses; ``number`` is that of the capture that the stream is in, or 0."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._places == places:
             return
@@ -119,14 +124,14 @@ class WeightHistory:
             self.ranges = tuple((at + start, at + end) for at, start, end in reached if start < end)
             WATCHED.add(self)
             self._known_in = number
-            self._places = places  # at last: who finds these relies on being told of writes
+            self._places = places  # last: whoever reads it relies on writes being announced
 
     def reached_by(self, ranges: Sequence[Range]) -> bool:
-        """Return whether one of ``ranges`` overlaps the layer's."""
+        """Return whether one of ``ranges`` overlaps a range of the layer."""
         return any(a < end and start < b for a, b in ranges for start, end in self.ranges)
 
     def overwritten(self, number: int, by: int) -> None:
-        """Forget what waited, as call ``by`` is about to write there in capture ``number``, or in none: 0."""
+        """Forget the launches that waited, as call ``by`` is about to write here, in capture ``number`` (0: none)."""
         with WATCHED.lock.held:
             self.writing.add(by)
             self.writes += 1
@@ -135,10 +140,10 @@ class WeightHistory:
             self._written_in.append(number)
 
     def wrote(self, by: int) -> None:
-        """Note that what `overwritten` announced has been launched, or will not be. Once more does no harm."""
+        """Note that the write which `overwritten` announced has been launched, or will not be. May be called twice."""
         with WATCHED.lock.held:
             if by in self.writing:
-                self.writes += 1  # first: who finds nobody writing has to find this count
+                self.writes += 1  # first: whoever sees an empty `writing` has to see this count
                 self.writing.discard(by)
 
 
@@ -147,9 +152,10 @@ WATCHED: Final[Watched[WeightHistory]] = Watched()
 
 
 class Announced(list[WeightHistory]):
-    """The weights that a call is about to write over. It ends when that is told, or when nobody has it any more.
+    """The weights that a call is about to overwrite. The announcement ends with `end`, or when this object is freed.
 
-    So a call that Ctrl-C ends anywhere between announcing and launching leaves no weight that is waited for ever after.
+    So if Ctrl-C ends a call anywhere between announcing and launching, no weight stays announced, which would keep it
+    from being read early for ever.
     """
 
     def end(self) -> None:
@@ -161,7 +167,7 @@ class Announced(list[WeightHistory]):
 
 
 NOTHING: Final = Announced()
-"""What a call announces that writes over no weight."""
+"""The announcement of a call that overwrites no weight."""
 
 
 def capture_of(stream: int) -> int:
@@ -176,13 +182,13 @@ def applies(target: Target) -> bool:
 
 
 def overwrites(written: Sequence[Range], stream: int) -> Announced:
-    """Return the weights that may be read early and that a launch of the library writes to; they are read late now.
+    """Announce a write: return the weights in the written memory that could be read early, and that now have to wait.
 
-    What is returned is to be told its `end` once the launch has been made, or has failed.
+    The caller calls `end` of the returned object once the launch has been made, or has failed.
 
     Args:
         written: the memory that the launch writes.
-        stream: the stream that it is about to be made on.
+        stream: the stream of the launch.
     """
     histories = WATCHED.among(written) if WATCHED.starts else []
     if not histories:

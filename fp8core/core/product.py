@@ -1,4 +1,4 @@
-"""The operands of a scaled product: what has to fit together before anything is launched."""
+"""The operands of a scaled product, and the checks that they fit together before anything is launched."""
 
 from typing import Any, Final, NamedTuple, get_args
 
@@ -95,14 +95,14 @@ def product_of(
         a: FP8 ``[..., k]``.
         weight: FP8 ``[n, k]``.
         scale_a: the scale of a.
-        scale_b: the scale of the weight, in its orientation if ``stored``, else in that of its transpose.
+        scale_b: the scale of the weight, oriented like the weight if ``stored``, otherwise like its transpose.
         bias: ``[n]``.
         out_dtype: the result's dtype.
         out_scale: the scale of an FP8 result.
-        amax: what receives the largest magnitude.
+        amax: the array that receives the largest magnitude.
         stored: whether the caller gave the weight as it is stored.
-        group_a: the group shape of a where it is known.
-        group_b: that of the stored weight.
+        group_a: the group shape of a if it is known.
+        group_b: the group shape of the stored weight if it is known.
     """
     out_name = dtype_name(out_dtype, "out_dtype", RESULTS)
     specs.is_fp8(a)
@@ -146,26 +146,26 @@ ACTIVATIONS: Final = get_args(Activation)[1:]
 """The names of activations."""
 
 
-def known_activation(name: Any) -> Activation:
-    """Return an activation by its name; None is none.
+def known_activation(name: object) -> Activation:
+    """Check and return the name of an activation; an empty string for None.
 
     Raises:
         DTypeError: there is no such activation.
     """
     if name is None:
         return ""
-    if not isinstance(name, str) or name not in ACTIVATIONS:
+    if not specs.one_of(name, ACTIVATIONS):
         raise DTypeError(f"activation needs None or one of {', '.join(ACTIVATIONS)}, got {name!r}")
     return name  # type: ignore[return-value]
 
 
 def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
-    """Return the factor of what ``out`` holds before.
+    """Check and return beta: the factor of the values that ``out`` holds before the call.
 
     Raises:
-        DTypeError: it is not a number, or results of ``dtype`` are not added to.
-        ScaleError: it is not finite in float32.
-        LayoutError: there is nothing to be added.
+        DTypeError: beta is not a number, or is not 0 for a result in FP8.
+        ScaleError: beta is not a finite number in float32.
+        LayoutError: beta is not 0 and there is no ``out``.
     """
     number = scalar(beta)
     if number is None:

@@ -1,4 +1,4 @@
-"""What the shape of a scale says, and which shapes scales get. The number of elements never decides anything."""
+"""What the shape of a scale means, and which shape a new scale has. The number of elements never decides anything."""
 
 import math
 from typing import Final, NamedTuple
@@ -13,11 +13,11 @@ BROADCAST: Final[Strides] = (0, 0)
 
 ACTIVATION_GROUPS: Final[dict[GroupShape, Granularity]] = {PER_TENSOR: "tensor", PER_TOKEN: "row", GROUP_128: "group"}
 WEIGHT_GROUPS: Final[dict[GroupShape, Granularity]] = {**ACTIVATION_GROUPS, BLOCK_128: "block"}
-"""What a product can multiply by."""
+"""The group shapes of scales that a product takes, for a and for the weight."""
 
 
 class Reading(NamedTuple):
-    """What a scale of a product means, and its strides as a matrix of rows (or row blocks) by k blocks."""
+    """The meaning of a product's scale, and its strides as a matrix of rows (or row blocks) by k blocks."""
 
     granularity: Granularity
     strides: Strides
@@ -66,9 +66,9 @@ def one_number(x: TensorSpec) -> None:
 
 
 def of_groups(scale: TensorSpec, group: GroupShape, x: TensorSpec) -> tuple[GroupShape, Strides]:
-    """Return the group shape that a given scale of ``x`` means, and its strides as a matrix.
+    """Return the group shape of a given scale of ``x``, and the scale's strides as a matrix.
 
-    A single number is one scale for the whole of x, whatever the group shape says.
+    A single number is one scale for all of x, whatever ``group`` is.
     """
     if is_one_number(scale.shape):
         return PER_TENSOR, BROADCAST
@@ -85,17 +85,17 @@ def of_groups(scale: TensorSpec, group: GroupShape, x: TensorSpec) -> tuple[Grou
 
 
 def _strides(scale: TensorSpec, wanted: tuple[int, int]) -> Strides:
-    """Return the strides of a scale as a matrix of the shape ``wanted``, 0 along an axis of one scale."""
+    """Return the strides of a scale as a matrix of shape ``wanted``; 0 along an axis that has one scale."""
     row = specs.folded(scale)[1] if wanted[0] > 1 else 0
     return row, scale.strides[-1] if wanted[1] > 1 else 0
 
 
 def implied_group(scale: TensorSpec, x: TensorSpec) -> GroupShape:
-    """Return the group shape that a scale can only mean: along each axis of x one scale, or one an element.
+    """Return the only group shape that fits a scale: along each axis of x it has one scale, or one per element.
 
     Raises:
-        ScaleError: it has some other number along an axis, which several group shapes explain.
-        ShapeError: no group shape explains it.
+        ScaleError: it has another number of scales along an axis, which fits several group shapes.
+        ShapeError: no group shape fits it.
     """
     if is_one_number(scale.shape):
         return PER_TENSOR
@@ -126,7 +126,7 @@ def _side(count: int, extent: int, scale: TensorSpec) -> int:
 
 
 def known_group(group: GroupShape | None, groups: dict[GroupShape, Granularity], name: str) -> Granularity | None:
-    """Return what a product calls the groups that an operand is known to have; None where they are not known."""
+    """Return the granularity of an operand whose group shape is known; None if it is not known."""
     if group is None:
         return None
     if group not in groups:
@@ -147,31 +147,31 @@ def of_product(
     group_a: GroupShape | None = None,
     group_b: GroupShape | None = None,
 ) -> tuple[Reading, Reading]:
-    """Read both scales of a product together: blocks and groups of b go with groups of a and with nothing else.
+    """Read both scales of a product together: blocks and groups of b require groups of a, and groups of a require them.
 
     Args:
         scale_a: the scale of a.
-        scale_b: the scale of b, oriented as the stored weight ``[n, k]`` if ``stored``, else as b, ``[k, n]``.
-        leading: the axes of a but the last.
+        scale_b: the scale of b, oriented like the stored weight ``[n, k]`` if ``stored``, otherwise like b, ``[k, n]``.
+        leading: the extents of all axes of a but the last.
         m: rows of a.
         n: output channels.
         k: the shared axis.
         stored: the orientation of scale_b.
-        group_a: the group shape of a where it is known.
-        group_b: the group shape of the stored weight where it is known.
+        group_a: the group shape of a if it is known.
+        group_b: the group shape of the stored weight if it is known.
     """
     known_a = known_group(group_a, ACTIVATION_GROUPS, f"group_shape beside {scale_a.name}")
     known_b = known_group(group_b, WEIGHT_GROUPS, f"group_shape beside {scale_b.name}")
     a = _activation(scale_a, leading, m, k, known_a)
     b = _weight(scale_b, n, k, stored=stored, grouped=a.granularity == "group", known=known_b)
-    if not k and "group" in (a.granularity, b.granularity):  # a scale without elements, which nothing may read
+    if not k and "group" in (a.granularity, b.granularity):  # a scale has no elements, and nothing may read it
         return Reading("group", BROADCAST), Reading("group", BROADCAST)
     granularity = paired(a.granularity, b.granularity, k, scale_a.name, scale_b.name, known_a)
     return Reading(granularity, a.strides if granularity != "row" else (a.strides[0], 0)), b
 
 
 def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: Granularity | None) -> Reading:
-    """Read scale_a: one number, one a token (``[..., 1]``, ``[m, 1]``, ``[m]``) or one a group of 1x128."""
+    """Read scale_a: one number, one per token (``[..., 1]``, ``[m, 1]``, ``[m]``) or one per 1x128 group."""
     if known != "group" and is_one_number(x.shape):
         return Reading("tensor", BROADCAST)
     groups, shape, strides = -(-k // BLOCK), x.shape, x.strides
@@ -191,7 +191,7 @@ def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: 
 
 
 def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known: Granularity | None) -> Reading:
-    """Read scale_b; ``grouped``: scale_a holds 1x128 groups, so that blocks are meant where channels could be, too."""
+    """Read scale_b; if ``grouped`` (scale_a has 1x128 groups), a shape that fits blocks and channels means blocks."""
     shape = x.shape
     if known in (None, "tensor") and is_one_number(shape):
         return Reading("tensor", BROADCAST)
@@ -205,7 +205,7 @@ def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known
             by_row.append(((1, n), Reading("row", (cols, 0))))
         readings = [*blocked, *by_row] if grouped else [*by_row, *blocked]
         if grouped and groups > 1 and known is None:
-            readings = blocked  # channels would be refused beside groups
+            readings = blocked  # a product of groups and channels is refused
         found = next((r for s, r in readings if s == turned and known in (None, r.granularity)), None)
         if found is None and grouped and known in (None, "block"):
             found = _vector_in_the_other_orientation(turned, rows, cols, n, groups, blocks)
@@ -231,7 +231,7 @@ def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known
 def _vector_in_the_other_orientation(
     turned: tuple[int, ...], rows: int, cols: int, n: int, groups: int, blocks: int
 ) -> Reading | None:
-    """Accept a block scale along one axis only, which cannot mean anything else."""
+    """Accept a transposed block scale that has one block along an axis, where its shape has no other meaning."""
     if 1 in (blocks, groups) and turned == (groups, blocks) and n not in turned:
         return Reading("block", (cols, rows))
     return None
@@ -245,23 +245,24 @@ def paired(
     name_b: str = "scale_b",
     known_a: Granularity | None = None,
 ) -> Granularity:
-    """Return what scale_a means next to scale_b: groups go with groups or blocks, and only with them.
+    """Return the granularity of scale_a beside scale_b: groups of a require groups or blocks of b, and the reverse.
 
     Args:
-        a: what scale_a holds.
-        b: what scale_b holds.
+        a: the granularity of scale_a by its shape.
+        b: the granularity of scale_b.
         k: the shared axis.
-        name_a: what errors call scale_a.
-        name_b: what errors call scale_b.
-        known_a: what the caller said of a, of which one row has one number per token as per tensor.
+        name_a: the name of scale_a in error messages.
+        name_b: the name of scale_b in error messages.
+        known_a: the granularity that the caller stated for a. For one row, scales per token and per tensor have the
+            same shape.
 
     Raises:
-        ScaleError: no product multiplies by both.
+        ScaleError: no product takes both scales.
     """
     a_grouped, b_grouped = a == "group", b in ("group", "block")
     if a_grouped == b_grouped:
         return a
-    if k <= BLOCK:  # a group is a row then, and a block scale of one number a scale of the tensor
+    if k <= BLOCK:  # one 1x128 group then holds a whole row, and a block scale with one number is one per tensor
         return "group" if b_grouped else "row"
     if b_grouped:
         kind = "128x128 block" if b == "block" else "1x128 group"

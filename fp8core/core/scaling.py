@@ -1,7 +1,6 @@
-"""How a result is scaled and where it goes: what `quantize`, the fused producers and linear layers share."""
+"""How a result is scaled and where it is stored, for `quantize`, the fused producers and linear layers."""
 
 import math
-from collections.abc import Collection
 from ctypes import c_float
 from typing import Any, Final, NamedTuple
 
@@ -13,7 +12,7 @@ from fp8core.interop import dlpack, dtype_name, scalar
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
 
 EPS: Final = 1e-10
-"""The least amax of a group, as the kernels that vLLM ships have it."""
+"""The lower bound of the amax of a group; vLLM's kernels use the same."""
 SCALE_DTYPE: Final = {"float32": "float32", "ue8m0": "float32", "ue8m0_bytes": "float8_e8m0fnu"}
 
 SCALES: Final = ("float32", "float8_e8m0fnu")
@@ -21,11 +20,11 @@ SCALES: Final = ("float32", "float8_e8m0fnu")
 
 
 def split(out: Any, scale: Any) -> tuple[Any, Any]:
-    """Return where the codes go, and the given scale or where the computed one goes, of ``out`` as a caller gives it.
+    """Split the caller's ``out``: return the array for codes, and the given scale or the array for the computed one.
 
     Raises:
-        ScaleError: a scale is given, and another is named as a place for it.
-        ShapeError: ``out`` is a tuple of something else than two.
+        ScaleError: a scale is given, and ``out`` has another array for it.
+        ShapeError: ``out`` is a tuple, but not of two items.
     """
     if not isinstance(out, tuple):
         return out, scale
@@ -40,20 +39,20 @@ def split(out: Any, scale: Any) -> tuple[Any, Any]:
 
 
 def number_or_operand(x: Any) -> tuple[float | None, Any]:
-    """Return ``x`` as a number and None, or None and what has to be an array."""
+    """Return ``(number, None)`` if ``x`` is a number, otherwise ``(None, x)``: then x has to be an array."""
     number = scalar(x)
     return (None, x) if number is None else (number, None)
 
 
 class ScaleOptions(NamedTuple):
-    """What a caller says of the scales of a result, unchecked."""
+    """The caller's options for the scales of a result, unchecked."""
 
     dtype: Any
     group_shape: Any
     given: bool
-    """Whether the scale is given; else it is computed, into an array of the caller or a new one."""
+    """Whether the scale is given; otherwise it is computed, into an array of the caller or a new one."""
     upper: Any
-    """scale_ub as a number; None without one, or where it is an operand."""
+    """scale_ub if it is a number; None if there is none, or if it is an operand."""
     scale_format: Any = "float32"
     scale_layout: Any = "k"
     eps: Any = EPS
@@ -66,22 +65,22 @@ class Scaling(NamedTuple):
     group_shape: GroupShape
     given: bool
     strides: tuple[int, int]
-    """Of the scales as a matrix, in elements."""
+    """The strides of the scales as a matrix, in elements."""
     shape: tuple[int, ...]
-    """Of the scales."""
+    """The shape of the scales."""
     scale_format: ScaleFormat
     layout: ScaleLayout
     upper: float
-    """The bound of amax where it is a number, else infinity."""
+    """The upper bound of amax if it is a number, otherwise infinity."""
     eps: float
 
     @property
     def scale_dtype(self) -> str:
-        """The dtype of scales that are computed."""
+        """The dtype of computed scales."""
         return SCALE_DTYPE[self.scale_format]
 
     def computed(self) -> int:
-        """Return how many scales have to be computed."""
+        """Return the number of scales to compute."""
         return 0 if self.given else math.prod(self.shape)
 
 
@@ -92,16 +91,16 @@ def scaling(
     scale: TensorSpec | None,
     scale_ub: TensorSpec | None,
 ) -> Scaling:
-    """Check everything that says how to scale a result of this shape, made from ``x``.
+    """Check the options and operands that determine how to scale a result of shape ``shape``, made from ``x``.
 
-    ``scale`` is the given scale, or where the caller wants the computed one.
+    ``scale`` is the given scale, or the caller's array for the computed one.
     """
     name = dtype_name(options.dtype, "dtype", FORMATS)
     group = specs.group(options.group_shape)
     scale_format, layout = options.scale_format, options.scale_layout
-    if not _one_of(scale_format, SCALE_DTYPE):
+    if not specs.one_of(scale_format, SCALE_DTYPE):
         raise ScaleError(f"scale_format needs one of {', '.join(SCALE_DTYPE)}, got {scale_format!r}")
-    if not _one_of(layout, ("k", "mn")):
+    if not specs.one_of(layout, ("k", "mn")):
         raise LayoutError(f"scale_layout needs 'k' or 'mn', got {layout!r}")
     eps = _eps(options, FORMATS[name].maximum * 2.0**-126, group)
     result = x._replace(shape=shape, strides=dlpack.row_major(shape))
@@ -127,10 +126,6 @@ def scaling(
     if group == PER_TENSOR:
         strides = (0, 0)
     return Scaling(name, group, False, strides, wanted, scale_format, layout, upper, eps)
-
-
-def _one_of(value: Any, known: Collection[str]) -> bool:
-    return isinstance(value, str) and value in known
 
 
 def _eps(options: ScaleOptions, least: float, group: GroupShape) -> float:
@@ -169,7 +164,7 @@ def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorS
 
 
 def new_scale(how: Scaling) -> NewArray:
-    """Return the scales that are computed as an array yet to be allocated."""
+    """Return the array for computed scales, yet to be allocated."""
     if how.layout == "mn" and how.group_shape != PER_TENSOR:
         rows = how.shape[:-1]
         return NewArray(how.shape, how.scale_dtype, (*dlpack.row_major(rows), math.prod(rows)))
@@ -180,10 +175,10 @@ def codes_alignment(x: TensorSpec, stride: int, data: int, data_stride: int) -> 
     """Return the alignment of a quantization, whose kernels load eight elements at a time and store eight bytes.
 
     Args:
-        x: what is quantized.
-        stride: from row to row of x, in elements.
+        x: the array to quantize.
+        stride: the elements from row to row of x.
         data: the alignment of the codes' address.
-        data_stride: from row to row of the codes.
+        data_stride: the elements from row to row of the codes.
     """
     codes = data | data_stride
     return specs.alignment(x.alignment, stride * x.itemsize, codes if codes % 8 else 0)

@@ -1,9 +1,9 @@
-"""Repeated calls as functions that are written for one kind of call, and the guards that recognize such calls at once.
+"""Generates functions that make one kind of repeated call, and uses guards to recognize such calls in one question.
 
-A function that is written for one kind of call (how many operands, which are left out, which results are new) takes a
-third less of Python's time than one for all kinds: it builds no list, unpacks no tuple into a call, and asks nothing
-whose answer is known. A `Repeat` is given operands that are known to be of its kind, with their addresses. A
-`Shortcut`, found by options and size, asks a guard whether they are.
+A function generated for one kind of call (how many operands, which are left out, which results are new) takes a third
+less time in Python than one for all kinds: it builds no list, unpacks no tuple into a call, and tests nothing that is
+already known. A `Repeat` takes operands that are known to be of its kind, with their addresses. A `Shortcut`, found by
+options and size, asks a guard whether the operands are of its kind.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,35 +18,36 @@ from fp8core.interop import Framework
 
 
 class _Guarded(NamedTuple):
-    """What the text of a shortcut depends on beside that of a repeated call."""
+    """What the text of a shortcut depends on, besides what that of a repeat does."""
 
     unguarded: str
-    """The attribute of arrays of which guards must not be asked."""
+    """The attribute that is true of arrays which must not be given to a guard."""
     aligned: bool
     """Whether all addresses are multiples of `ALIGNMENT`."""
 
 
 class _Kind(NamedTuple):
-    """What the text of a repeated call depends on."""
+    """What the text of a repeat depends on."""
 
     same: tuple[int | None, ...]
-    """For each operand None if it is left out, else its place; in a shortcut the first place of the same array, for a
-    guard takes each once."""
+    """For each operand None if it is left out, otherwise its index; in a shortcut the first index of the same array,
+    since a guard takes each array once."""
     new: tuple[int, ...]
+    """The indices of the results to allocate."""
     given: tuple[int, ...]
-    """The places of the caller's arrays that are written."""
+    """The indices of the caller's arrays that are written."""
     overwriting: bool
-    """Whether weights that are read early may lie where results do."""
+    """Whether results may overwrite weights that may be read early."""
     plain: bool
     """Whether the launch takes the addresses of operands and nothing else."""
     counted: bool
-    """Whether the framework is told what was written."""
+    """Whether the framework has to be told which arrays were written."""
     guarded: _Guarded | None
-    """None where operands are known to be of the kind."""
+    """None for a `Repeat`, whose operands are known to be of the kind."""
 
 
 def repeat(operands: Sequence[Any], call: Call) -> Repeat:
-    """Return what makes ``call`` for operands of the same specs as these, which it was planned for."""
+    """Return the function that makes ``call`` for operands of the same specs as these, which it was planned for."""
     same = tuple([None if x is None else at for at, x in enumerate(operands)])
     made: Repeat = _bound(call, _kind(call, same, None), None, None, None, None)
     return made
@@ -58,15 +59,15 @@ def shortcut(
     call: Call,
     framework: Framework,
 ) -> Shortcut | None:
-    """Return the shortcut for calls whose operands have the signatures of these; None where no guard holds for them.
+    """Return the shortcut for calls whose operands have the signatures of these; None if the guard rejects them.
 
-    What is returned may say None of operands that are alike, and never recognizes others.
+    The shortcut may reject operands of these signatures, but never accepts others.
 
     Args:
-        operands: of a call that is planned, all of a framework with guards.
-        addresses: theirs.
-        call: what they were planned to be.
-        framework: theirs.
+        operands: the operands of a planned call, all of one framework that has guards.
+        addresses: the addresses of the operands.
+        call: the planned call.
+        framework: the framework of the operands.
     """
     first = {id(x): at for at, x in reversed(list(enumerate(operands)))}
     same = tuple([None if x is None else first[id(x)] for x in operands])
@@ -92,7 +93,7 @@ def _kind(call: Call, same: tuple[int | None, ...], guarded: _Guarded | None) ->
 
 
 def _bound(call: Call, kind: _Kind, *recognizing: Any) -> Callable[..., Any]:
-    """Return the function of a kind for one call, given what its guard is made of."""
+    """Return the function of a kind for one call; ``recognizing``: the blocked test, guard, address reader, offsets."""
     made = _written(kind)(
         *recognizing,
         call.stream,
@@ -109,14 +110,14 @@ def _bound(call: Call, kind: _Kind, *recognizing: Any) -> Callable[..., Any]:
 
 
 def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
-    """Yield where the caller's arrays are that a repeated call writes, by the variables of its function."""
+    """Yield the address ranges of the caller's arrays that a repeat writes, given its local variables."""
     call: Call = variables["examine"].__self__
     return call.written({at: variables[f"a{at}"] for at in call.given})
 
 
 @cache
 def _written(kind: _Kind) -> Callable[..., Callable[..., Any]]:
-    """Return what makes functions of a kind."""
+    """Generate and return the function that binds a call to a function of this kind."""
     xs = _tuple([f"x{i}" for i in range(len(kind.same))])
     lines = [
         "def bind(blocked, holds, address, apart, stream, new, examined, examine, watched, launch, wrote, note):",
@@ -134,7 +135,7 @@ def _written(kind: _Kind) -> Callable[..., Callable[..., Any]]:
         there = [i for i, at in enumerate(kind.same) if i == at]
         differ = [f"x{i} is not {'None' if at is None else f'x{at}'}" for i, at in enumerate(kind.same) if at != i]
         differ += [f"x{i} is None" for i in there]
-        fits = [f"a{i}" for i in there]  # an address of 0 is memory that was taken away, which `view` refuses
+        fits = [f"a{i}" for i in there]  # address 0: the array has lost its memory, which `view` refuses
         if kind.guarded.aligned:
             fits.append(f"not ({' | '.join(fits)}) & {OFFSETS}")
         else:
@@ -162,7 +163,7 @@ def _written(kind: _Kind) -> Callable[..., Callable[..., Any]]:
 
 
 def _making(kind: _Kind, fits: list[str]) -> str:
-    """Return the text that makes a call, if its addresses fit: allocate, examine, launch, tell what was written."""
+    """Return the text that makes a call if its addresses fit: allocate, examine, launch, report what was written."""
     addresses = [
         "0" if at is None and i not in kind.new else f"a{i if at is None else at}" for i, at in enumerate(kind.same)
     ]
@@ -179,7 +180,7 @@ def _making(kind: _Kind, fits: list[str]) -> str:
     if kind.new:
         condition = " and ".join(fits)
         known = known if kind.given else f"not watched.starts or {known}"
-    else:  # addresses that were examined fit
+    else:  # addresses that were examined are known to fit
         condition = f"(known := {known}) or ({' and '.join(fits)})" if fits else ""
         known = "known" if fits else known
     if kind.given or kind.overwriting:

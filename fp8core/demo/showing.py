@@ -1,4 +1,4 @@
-"""What the demo prints of its report."""
+"""Prints the demo's report."""
 
 from textwrap import shorten
 
@@ -40,7 +40,7 @@ def show(report: Report, console: Console) -> None:
         )
     console.print(table)
     for kernel, explanation in report.explanations.items():
-        if explanation.chosen == "host":  # arrays of NumPy leave no choice
+        if explanation.chosen == "host":  # NumPy arrays always run on the host engine
             continue
         console.print(f"\n[bold]Why {kernel}[/], in the first layer that it runs:")
         grid = Table.grid(padding=(0, 2), pad_edge=True)

@@ -1,7 +1,7 @@
-"""The engine of machines without a GPU: every operation on NumPy arrays, with the launches of the device rows.
+"""The host engine: runs every operation with NumPy, for arrays in host memory, through launches like those of kernels.
 
-A plan's launches take addresses like any other, and ignore the stream. NumPy and ml_dtypes are imported
-when the first plan is made.
+The launches take addresses, like all launches, and ignore the stream. NumPy and ml_dtypes are imported when the
+first plan is made.
 """
 
 from fp8core.problem import (
@@ -58,28 +58,28 @@ def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
 
 
 def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
-    """Return the plan that re-expresses fused shards at their largest scale."""
+    """Return the plan that requantizes fused shards to their largest scale."""
     from fp8core.host import weights
 
     return weights.plan_requantize(problem)
 
 
 def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
-    """Return the plan that gives the same real values in the other E4M3."""
+    """Return the plan that converts a weight to the other E4M3 with the same real values."""
     from fp8core.host import weights
 
     return weights.plan_normalize(problem)
 
 
 def plan_all_close(problem: AllClose) -> Plan[AllCloseNumbers]:
-    """Return the plan of whether all scales equal the first."""
+    """Return the plan that tests whether all scales equal the first."""
     from fp8core.host import weights
 
     return weights.plan_all_close(problem)
 
 
 def plan_expand(problem: Expand) -> Plan[ExpandNumbers]:
-    """Return the plan that writes the scale of each shard once a row."""
+    """Return the plan that writes the scale of each shard once per row."""
     from fp8core.host import weights
 
     return weights.plan_expand(problem)

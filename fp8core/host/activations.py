@@ -26,7 +26,7 @@ TAIL: Final = tuple(
 
 
 def flushed(x: Floats) -> Floats:
-    """Return x with zeros in the place of subnormal numbers, as on GPUs, and on the threads of XLA."""
+    """Return x with subnormal numbers replaced by zeros, as on GPUs and on XLA's threads."""
     made: Floats = np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, x * np.float32(0), x)
     return made
 
@@ -37,10 +37,10 @@ def times_logistic(x: Floats, y: Floats) -> Floats:
 
 
 def normal_tail(y: Floats) -> Floats:
-    """Return the part of normal numbers below ``-y``, where y is at least 0.
+    """Return the probability that a standard normal variable is below ``-y``, for y of at least 0.
 
-    It is ``t * p(t) * exp(-y * y / 2)`` with ``t = 1 / (1 + 0.3 * y)``; p is fitted to relative errors below 2**-22 for
-    y up to 14.
+    It is ``t * p(t) * exp(-y * y / 2)`` with ``t = 1 / (1 + 0.3 * y)``; the polynomial p is fitted to a relative error
+    below 2**-22 for y up to 14.
     """
     t: Floats = np.divide(ONE, ONE + np.float32(0.3) * y)
     p: Floats = np.full_like(t, TAIL[0])
@@ -50,7 +50,7 @@ def normal_tail(y: Floats) -> Floats:
 
 
 def activated(x: Floats, activation: Activation) -> Floats:
-    """Return an activation of ``x``."""
+    """Apply an activation to ``x``."""
     if activation == "silu":
         return times_logistic(x, x)
     if activation == "gelu_tanh":

@@ -1,8 +1,8 @@
-"""From fp32 to the codes of the FP8 formats and back, by tables that are made when they are first used.
+"""Converts fp32 numbers to FP8 codes and back, with tables that are made at first use.
 
-fp32 to FP8 takes one lookup in a table of all 65,536 upper halves of fp32 numbers: the lower half is
-folded into the last bit of the upper one (rounding to odd), after which the upper half is on the same side
-of every number that has at most six bits of mantissa, and so of every midpoint between two FP8 values.
+A conversion to FP8 is one lookup in a table of all 65,536 upper halves of fp32 numbers. Before it, the lower half is
+folded into the last bit of the upper half (rounding to odd). Compared with any value of at most six mantissa bits, and
+so with any midpoint between two FP8 values, the upper half then lies on the same side as the original number.
 """
 
 from functools import cache, lru_cache
@@ -16,7 +16,7 @@ from fp8core.host.tiles import tiles
 from fp8core.problem import FORMATS, PER_TENSOR
 
 WORTH_PAIRS: Final = 1 << 19
-"""From this many codes on, it is faster to make a table of pairs of them than to look each up."""
+"""From this many codes on, it is faster to make a table of pairs of codes than to look up each code."""
 SMALLEST_NORMAL: Final = np.float32(2.0**-126)
 ONE: Final = np.float32(1.0)
 
@@ -34,7 +34,7 @@ def encode_table(dtype: str) -> Codes:
     """Return the codes of all 65,536 bf16 patterns: clamped to the quantization maximum, nearest even; read-only."""
     fmt = FORMATS[dtype]
     numbers = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
-    # ml_dtypes does not saturate, so numbers are clamped before the cast; its NaN bytes differ by format and sign.
+    # ml_dtypes does not saturate, so clamp before the cast; its NaN bytes depend on format and sign.
     clamped = np.clip(np.nan_to_num(numbers, nan=0.0), -fmt.maximum, fmt.maximum)
     table: Codes = clamped.astype(getattr(ml_dtypes, dtype)).view(np.uint8)
     table[np.isnan(numbers)] = fmt.nan
@@ -51,18 +51,18 @@ def half_table() -> Floats:
 
 
 def look_up(table: Array, index: Array, out: Array, work: Workspace) -> None:
-    """Write ``table[index]`` to ``out``; index and out have one shape, and out may be index's memory."""
+    """Write ``table[index]`` to ``out``, which has the shape of ``index`` and may share its memory."""
     places = work.index[: index.size].reshape(index.shape)
     places[...] = index
     if out.flags.c_contiguous:
-        np.take(table, places, mode="wrap", out=out)  # "clip" is the one mode that writes to out without a buffer
+        np.take(table, places, mode="wrap", out=out)  # mode "raise" would write to out through a buffer
     else:
         out[...] = np.take(table, places, mode="wrap")
 
 
 @lru_cache(maxsize=8)
 def _pairs(table: bytes, itemsize: int) -> Array:
-    """Return the pairs of numbers of all 65,536 pairs of codes, each pair as one number; read-only."""
+    """Return a table for all 65,536 pairs of codes: the two numbers of each pair, stored as one; read-only."""
     numbers = np.frombuffer(table, f"u{itemsize}")
     codes = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)
     pairs = numbers[codes].view(f"u{2 * itemsize}")
@@ -71,7 +71,7 @@ def _pairs(table: bytes, itemsize: int) -> Array:
 
 
 def replace(codes: Array, table: Array, out: Array, work: Workspace) -> None:
-    """Write ``table[codes]`` of whole matrices to ``out``, which may be the memory of ``codes``."""
+    """Write ``table[codes]`` to ``out`` for whole matrices; ``out`` may be the memory of ``codes``."""
     if codes.itemsize == 1 and codes.size >= WORTH_PAIRS and codes.shape[1] % 2 == 0:
         table = _pairs(table.tobytes(), table.itemsize)
         codes, out = codes.view(np.uint16), out.view(table.dtype)
@@ -80,7 +80,7 @@ def replace(codes: Array, table: Array, out: Array, work: Workspace) -> None:
 
 
 def encode(values: Floats, dtype: str, out: Codes, work: Workspace) -> None:
-    """Write the codes of contiguous fp32 ``values`` to ``out``: clamped to the maximum, to nearest even, NaN kept."""
+    """Write the codes of contiguous fp32 ``values`` to ``out``: clamped, rounded to nearest even, NaN kept."""
     bits = values.view(np.uint32)
     folded = work.bits[: values.size].reshape(values.shape)
     np.bitwise_and(bits, 0xFFFF, out=folded)
@@ -91,7 +91,7 @@ def encode(values: Floats, dtype: str, out: Codes, work: Workspace) -> None:
 
 
 def widen(x: Array, work: Workspace) -> Floats:
-    """Return ``x`` (fp32, fp16 or bf16) in fp32: itself, or its numbers in ``work.wide``."""
+    """Return ``x`` (fp32, fp16 or bf16) in fp32: x itself, or converted into ``work.wide``."""
     if x.dtype == np.float32:
         return x
     wide = work.wide[: x.size].reshape(x.shape)
@@ -103,7 +103,7 @@ def widen(x: Array, work: Workspace) -> Floats:
 
 
 def without_subnormals(x: Floats, work: Workspace) -> Floats:
-    """Return ``x`` in ``work.wide`` with numbers below 2**-126 as zeros of their sign."""
+    """Copy ``x`` to ``work.wide`` with numbers of magnitude below 2**-126 replaced by zeros of the same sign."""
     wide = work.wide[: x.size].reshape(x.shape)
     wide[...] = x
     np.multiply(wide, np.float32(0), out=wide, where=np.abs(wide) < SMALLEST_NORMAL)

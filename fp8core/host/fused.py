@@ -1,4 +1,4 @@
-"""Quantization fused with what comes before it in a transformer: RMS norm, and SiLU times up."""
+"""Quantization fused with the operation before it in a transformer: RMS norm, or SiLU and multiply."""
 
 from functools import partial
 
@@ -12,26 +12,26 @@ from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers
 
 
 def rows_at_once(problem: NormQuantize | SiluQuantize) -> int:
-    """Return how many rows are produced before they are quantized: whole groups, about `CHUNK` elements."""
+    """Return the number of rows that are produced and then quantized together: whole groups, about `CHUNK` elements."""
     step = max(problem.group_shape.rows, 1)
     return step * max(CHUNK // max(step * problem.cols, 1), 1)
 
 
 def rounded(values: Floats, dtype: str, enabled: bool) -> Floats:
-    """Return ``values`` as they come back from a trip through ``dtype``, when that is asked for."""
+    """Return ``values`` rounded to ``dtype`` and back to fp32 if ``enabled``, otherwise unchanged."""
     return values.astype(storage(dtype)).astype(np.float32) if enabled else values
 
 
 def scales_at(scales: Array, group_rows: int, start: int, stop: int) -> Array:
-    """Return the part of a matrix of scales that belongs to the rows from ``start``, a group's first, to ``stop``."""
+    """Return the scales of the rows from ``start``, which begins a group, to ``stop``."""
     return scales if group_rows < 0 else scales[start // group_rows : -(-stop // group_rows)]
 
 
 def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
-    """Return the plan of ``quantize(rms_norm(x [+ residual]) * weight)``, formed in fp32.
+    """Return the plan of ``quantize(rms_norm(x [+ residual]) * weight)``, computed in fp32.
 
-    The fp32 sum is normalized, and stored in residual rounded to the dtype of x. ``round_intermediate`` rounds the
-    normalized rows and their product with the weight to that dtype, too, and where the scale is given the sum.
+    The fp32 sum is normalized, and stored in residual rounded to the dtype of x. ``round_intermediate`` also rounds the
+    normalized rows and their product with the weight to that dtype, and the sum if the scale is given.
     """
     cols, height, kept = problem.cols, rows_at_once(problem), scale_dtype(problem.scale_format)
     between = problem.round_intermediate
@@ -66,7 +66,7 @@ def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
 
 
 def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
-    """Return the plan of ``quantize(silu(gate) * up)``, formed in fp32.
+    """Return the plan of ``quantize(silu(gate) * up)``, computed in fp32.
 
     ``round_intermediate`` rounds the activation and the product to the dtype of x.
     """

@@ -1,4 +1,4 @@
-"""NumPy arrays over memory that is known by its address, and the temporary memory of a launch."""
+"""NumPy arrays over memory given by its address, and the temporary memory of a launch."""
 
 import ctypes
 from functools import cache
@@ -15,19 +15,19 @@ Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
 
 CHUNK: Final = 1 << 16
-"""Elements worked on at a time: with their temporaries they stay in a core's L2 cache."""
+"""The number of elements processed at a time: with their temporaries they fit into a core's L2 cache."""
 
 
 @cache
 def storage(dtype: str) -> np.dtype[Any]:
-    """Return how elements of ``dtype`` are held: FP8 values as their codes, all else as themselves."""
+    """Return the NumPy dtype that holds elements of ``dtype``: uint8 for FP8, otherwise the dtype itself."""
     if dtype in FORMATS:
         return np.dtype(np.uint8)
     return np.dtype(getattr(ml_dtypes, dtype)) if dtype in ("bfloat16", "float8_e8m0fnu") else np.dtype(dtype)
 
 
 def matrix(pointer: int, dtype: str, shape: tuple[int, int], strides: tuple[int, int]) -> Array:
-    """Return the matrix at ``pointer``, of ``shape`` and with ``strides`` in elements; nothing is copied."""
+    """Return the matrix at ``pointer``, with strides in elements, without a copy."""
     held = storage(dtype)
     if not all(shape):
         return np.empty(shape, held)
@@ -44,7 +44,7 @@ def vector(pointer: int, dtype: str, count: int) -> Array:
 
 
 class Workspace:
-    """The temporary memory of one launch: room for ``size`` elements during a conversion."""
+    """The temporary memory of one launch, for conversions of up to ``size`` elements at a time."""
 
     def __init__(self, size: int) -> None:
         self.wide = np.empty(size, np.float32)
@@ -54,5 +54,5 @@ class Workspace:
 
     @classmethod
     def of(cls, elements: int) -> "Workspace":
-        """Return the workspace of a launch over ``elements``, which goes through them in chunks."""
+        """Return the workspace of a launch over ``elements`` elements, which it processes in chunks."""
         return cls(min(elements, CHUNK))

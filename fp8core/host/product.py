@@ -12,17 +12,18 @@ from fp8core.problem import BLOCK, FORMATS, PER_TENSOR, ScaledMm
 from fp8core.table import Launch
 
 TILE: Final = 1024
-"""Rows of a and of the weight that are multiplied at a time."""
+"""The rows of a, and of the weight, that are multiplied at a time."""
 DEPTH: Final = 512
-"""Elements of k that are decoded at a time."""
+"""The elements of k that are decoded at a time."""
 SMALL: Final = 1 << 24
-"""Products of at most so many multiplications, about a millisecond, stay on the calling thread."""
+"""Products of at most this many multiplications, about a millisecond, stay on the calling thread."""
 PART: Final = 1 << 18
-"""OpenBLAS multiplies without threads what has at most so many (SMP_THRESHOLD_MIN * GEMM_MULTITHREAD_THRESHOLD)."""
+"""OpenBLAS starts no threads for products of at most this many multiplications (SMP_THRESHOLD_MIN *
+GEMM_MULTITHREAD_THRESHOLD)."""
 
 
 class Buffers:
-    """The memory of one launch: decoded tiles, their product and the sum of products, and a conversion's."""
+    """The memory of one launch: decoded tiles, their product, the sum of products, and a workspace for conversions."""
 
     def __init__(self, rows: int, cols: int, depth: int) -> None:
         self.left = np.empty(rows * depth, np.float32)
@@ -33,24 +34,27 @@ class Buffers:
 
 
 def decode(codes: Array, dtype: str, buffer: Floats, work: Workspace) -> Floats:
-    """Return ``codes`` in fp32, in ``buffer``."""
+    """Decode ``codes`` to fp32 in ``buffer``, and return them."""
     numbers = buffer[: codes.size].reshape(codes.shape)
     replace(codes, decode_table(dtype), numbers, work)
     return numbers
 
 
 def multiply(left: Floats, right: Floats, out: Floats, one_by_one: bool) -> Floats:
-    """Write ``left @ right.T`` to ``out``: row by row where bits must not depend on other rows (in a BLAS they do)."""
+    """Write ``left @ right.T`` to ``out``; ``one_by_one`` multiplies row by row.
+
+    In one call of a BLAS the bits of a row depend on the number of rows.
+    """
     for rows in (slice(row, row + 1) for row in range(len(left))) if one_by_one else (slice(None),):
         multiply_parts(left[rows], right, out[rows])
     return out
 
 
 def multiply_parts(left: Floats, right: Floats, out: Floats) -> None:
-    """Write ``left @ right.T`` to ``out``, a small one in parts for which the BLAS starts no threads.
+    """Write ``left @ right.T`` to ``out``; a small product in parts for which the BLAS starts no threads.
 
-    Beside the threads of torch or XLA, on few cores, its threads wait for theirs: a small product takes many times as
-    long then as on one thread.
+    On few cores, threads of the BLAS wait for threads of torch or XLA, and a small product takes many times as long as
+    on one thread.
     """
     (m, k), n = left.shape, len(right)
     if m * n * k > SMALL:
@@ -66,7 +70,7 @@ def multiply_parts(left: Floats, right: Floats, out: Floats) -> None:
 
 
 def scale_matrix(pointer: int, granularity: str, rows: int, k: int, strides: tuple[int, int]) -> Floats:
-    """Return the scales of an operand as a matrix that goes with its rows (of 128 for "block") and blocks of k."""
+    """Return the scales of an operand as a matrix over its rows (row blocks for "block") and its blocks of k."""
     blocks = -(-k // BLOCK) if granularity in ("group", "block") else 1
     count = {"tensor": 1, "block": -(-rows // BLOCK)}.get(granularity, rows)
     return matrix(pointer, "float32", (count, blocks), strides)
@@ -80,7 +84,7 @@ def of_rows(scales: Floats, granularity: str, rows: slice) -> Floats:
 
 
 def product(a: Array, b: Array, scale_a: Floats, scale_b: Floats, problem: ScaledMm, buffers: Buffers) -> Floats:
-    """Return the scaled product of some rows of a and of b's storage, accumulated in fp32, in ``buffers.total``."""
+    """Return the scaled product of some rows of a and of the stored b, accumulated in fp32 in ``buffers.total``."""
     grouped = problem.scale_a == "group" or problem.scale_b in ("group", "block")
     total, part = (memory[: len(a) * len(b)].reshape(len(a), -1) for memory in (buffers.total, buffers.part))
     total[...] = 0
@@ -104,15 +108,15 @@ def product(a: Array, b: Array, scale_a: Floats, scale_b: Floats, problem: Scale
 
 
 def column(scales: Floats, block: int) -> Floats:
-    """Return the scales of a block of k as a column; one that has no blocks is the same for all."""
+    """Return the scales of one block of k as a column; scales without blocks of k are the same for all blocks."""
     return scales[:, block : block + 1] if scales.shape[1] > 1 else scales[:, :1]
 
 
 def plan_scaled_mm(problem: ScaledMm) -> Launch:
     """Return the launch of ``out = round(activation(scale_a * (scale_b * (a @ b)) + bias + beta * out))``.
 
-    It takes any shape, k = 0 included. Sums are fp32; with scales along k every 128 elements of k are summed and scaled
-    before they are added.
+    It takes any shape, including k = 0. Sums are in fp32; with scales along k, each block of 128 elements of k is
+    summed and scaled before it is added.
     """
     m, n, k = problem.m, problem.n, problem.k
 

@@ -23,23 +23,23 @@ from fp8core.runtime.plans import DequantizeNumbers, Plan, QuantizeNumbers
 Producer = Quantize | NormQuantize | SiluQuantize
 
 SUBNORMALS_MATTER: Final = np.float32(2.0**-100)
-"""Numbers below 2**-126 divided by a scale of this size are zeros in every format."""
+"""Numbers below 2**-126 divided by a scale of at least this size become zero in every format."""
 
 
 SHORT: Final = 1024
-"""Rows of at most so many numbers are reduced faster in one call for all than each by itself."""
+"""Rows of at most this many numbers are reduced faster in one call for all rows than one by one."""
 
 WORTH_A_TABLE: Final = 1 << 19
-"""From this many 16-bit numbers under one scale on, it is faster to convert all 65,536 patterns and look them up."""
+"""From this many 16-bit numbers with one scale on, it is faster to convert all 65,536 patterns and look them up."""
 
 
 class Limits(NamedTuple):
-    """What bounds the largest magnitude of a group before it becomes a scale."""
+    """Bounds of a group's amax before it becomes a scale."""
 
     upper: np.float32
-    """At most this, where a row has one scale; infinite for no bound."""
+    """The upper bound of amax per token; infinite if there is none."""
     eps: np.float32
-    """At least this, in groups, blocks and columns."""
+    """The lower bound of amax for groups, blocks and columns."""
 
     @classmethod
     def given(cls, upper: int, upper_value: float, eps: float) -> "Limits":
@@ -49,10 +49,10 @@ class Limits(NamedTuple):
 
 
 def magnitudes(x: Array, work: Workspace) -> Array:
-    """Return the magnitudes of ``x``, whose elements are the bits of numbers, in ``work.bits``.
+    """Return the magnitudes of ``x``, an array of the bits of numbers, in ``work.bits``.
 
-    Numbers without a sign have the order of their bits, which are compared three times as fast as fp32, and six times
-    where they are 16. NaN is above them all.
+    Bits of non-negative numbers have the same order as the numbers. Comparing bits is three times as fast as comparing
+    fp32, and six times with 16 bits. NaN is above all numbers.
     """
     found: Array = work.bits.view(x.dtype)[: x.size].reshape(x.shape)
     np.bitwise_and(x, (1 << 8 * x.itemsize - 1) - 1, out=found)
@@ -60,7 +60,7 @@ def magnitudes(x: Array, work: Workspace) -> Array:
 
 
 def largest(found: Array) -> Array:
-    """Return the largest along the last axis of contiguous ``[rows, groups, columns]``."""
+    """Return the largest numbers along the last axis of contiguous ``[rows, groups, columns]``."""
     rows, groups, cols = found.shape
     of_groups: Array
     if cols > SHORT:
@@ -71,7 +71,7 @@ def largest(found: Array) -> Array:
 
 
 def fold(of_rows: Array, rows: slice, group_rows: int) -> Array:
-    """Return the largest number of each column in every group of ``rows``, which have their numbers in ``of_rows``."""
+    """Return the largest number of each column in every group of rows; ``of_rows`` has the numbers of ``rows``."""
     step = rows.stop if group_rows < 0 else group_rows
     starts = np.maximum(np.arange(rows.start // step * step, rows.stop, step) - rows.start, 0)
     if len(starts) == 1:
@@ -80,7 +80,7 @@ def fold(of_rows: Array, rows: slice, group_rows: int) -> Array:
 
 
 def group_amax(x: Array, group_shape: GroupShape, work: Workspace) -> Floats:
-    """Return the largest magnitude of every group of ``x``, NaN left out and subnormal numbers taken for zero."""
+    """Return the largest magnitude of every group of ``x``; NaN is ignored, subnormal numbers count as zero."""
     bits = x.view(f"u{x.itemsize}")
     found = largest_bits(bits, group_shape, work, None)
     infinity = np.array(np.inf, x.dtype).view(bits.dtype)
@@ -92,7 +92,7 @@ def group_amax(x: Array, group_shape: GroupShape, work: Workspace) -> Floats:
 
 
 def largest_bits(x: Array, group_shape: GroupShape, work: Workspace, most: Array | None) -> Array:
-    """Return the largest of the `magnitudes` of every group, those above ``most`` left out; 0 where none is left."""
+    """Return the largest of the `magnitudes` of every group, ignoring those above ``most``; 0 if all are ignored."""
     found = np.zeros(group_shape.scale_shape(*x.shape), x.dtype)
     for tile in tiles(x.shape, group_shape):
         part = magnitudes(x[tile.rows, tile.cols], work)
@@ -108,7 +108,7 @@ def largest_bits(x: Array, group_shape: GroupShape, work: Workspace, most: Array
 
 
 def scales_of(amax: Floats, group_shape: GroupShape, dtype: str, powers_of_two: bool, limits: Limits) -> Array:
-    """Return the fp32 scales that the magnitudes ``amax`` ask for, by the formulas of each granularity."""
+    """Return the fp32 scales for ``amax`` by the formulas of each granularity."""
     maximum = np.float32(FORMATS[dtype].maximum)
     scales: Array
     if group_shape == PER_TENSOR:
@@ -122,12 +122,12 @@ def scales_of(amax: Floats, group_shape: GroupShape, dtype: str, powers_of_two: 
 
 def up_to_powers_of_two(scales: Array) -> Array:
     """Return fp32 scales rounded up to powers of two."""
-    # The exponent plus one unless the mantissa is zero: a carry out of the mantissa does both.
+    # The carry out of the mantissa adds one to the exponent unless the mantissa is zero.
     return ((scales.view(np.uint32) + np.uint32(0x7FFFFF)) & np.uint32(0x7F800000)).view(np.float32)
 
 
 def convert(x: Array, scales: Floats, problem: Producer, codes: Codes, work: Workspace) -> None:
-    """Write the codes of ``x`` under ``scales``: divided by them, or multiplied by their rounded reciprocals."""
+    """Write the codes of ``x``, divided by ``scales`` or multiplied by their rounded reciprocals."""
     if scales.size == 1 and x.itemsize == 2 and x.size >= WORTH_A_TABLE:
         every = np.arange(1 << 16, dtype=np.uint16).reshape(1, -1)
         table = np.empty(every.shape, np.uint8)
@@ -148,9 +148,9 @@ def convert(x: Array, scales: Floats, problem: Producer, codes: Codes, work: Wor
 
 
 def quantize_rows(x: Array, problem: Producer, codes: Codes, scales: Array, limits: Limits, work: Workspace) -> None:
-    """Quantize the matrix ``x`` to ``codes``; its scales are read when the problem is static, else written.
+    """Quantize the matrix ``x`` to ``codes``; reads the scales if the problem is static, otherwise writes them.
 
-    ``x`` begins with the first row of a group.
+    ``x`` has to begin with the first row of a group.
     """
     for rows, groups in panels(x.shape, problem.group_shape.rows):
         here = scales[groups]
@@ -173,7 +173,7 @@ def scale_dtype(scale_format: str) -> str:
 
 
 def plan_quantize(problem: Quantize) -> Plan[QuantizeNumbers]:
-    """Return the launch of ``data, scale = quantize(x)``: the formulas of `fp8core.quantize`, bit for bit."""
+    """Return the plan of ``data, scale = quantize(x)``: the formulas of `fp8core.quantize`, bit for bit."""
     group_shape, cols = problem.group_shape, problem.cols
     kept = scale_dtype(problem.scale_format)
 
@@ -202,7 +202,7 @@ def plan_quantize(problem: Quantize) -> Plan[QuantizeNumbers]:
 
 
 def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
-    """Return the launch of ``out = q * scale``: the product in fp32, rounded once to the dtype of ``out``."""
+    """Return the plan of ``out = q * scale``: the product in fp32, rounded once to the dtype of ``out``."""
     table, group_shape, cols = decode_table(problem.q), problem.group_shape, problem.cols
     kept = scale_dtype(problem.scale_format)
 

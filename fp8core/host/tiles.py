@@ -1,4 +1,4 @@
-"""A matrix cut into tiles that fit a workspace and never split a group's columns unevenly."""
+"""Cuts a matrix into tiles that fit a workspace; the columns of a tile are whole groups, or within one group."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -9,7 +9,7 @@ from fp8core.host.memory import CHUNK, Array, Floats
 from fp8core.problem import GroupShape
 
 PANEL: Final = 4 * CHUNK
-"""Elements whose scales are found before they are converted: they are read again from a cache."""
+"""Elements whose scales are computed before the elements are converted: the second pass reads them from a cache."""
 
 
 class Tile(NamedTuple):
@@ -18,21 +18,21 @@ class Tile(NamedTuple):
     rows: slice
     cols: slice
     groups: slice
-    """The columns of the scale matrix that the tile's columns belong to."""
+    """The columns of the scale matrix for the tile's columns."""
 
     def split(self, x: Array) -> Array:
-        """Return the tile ``x`` of elements as ``[rows, groups, columns of a group]``, without a copy."""
+        """Return the tile's elements ``x`` as ``[rows, groups, columns of a group]``, without a copy."""
         groups = self.groups.stop - self.groups.start
         return x.reshape(x.shape[0], groups, x.shape[1] // groups)
 
     def row_groups(self, group_rows: int) -> slice:
-        """Return the rows of the scale matrix that the tile's rows belong to."""
+        """Return the rows of the scale matrix for the tile's rows."""
         if group_rows < 0:
             return slice(0, 1)
         return slice(self.rows.start // group_rows, -(-self.rows.stop // group_rows))
 
     def scales(self, scales: Floats, group_rows: int) -> Floats:
-        """Return the tile's part of a matrix of scales, to go with `split`: ``[rows or 1, groups, 1]``."""
+        """Return the tile's part of a matrix of scales, to broadcast with `split`: ``[rows or 1, groups, 1]``."""
         part = scales[self.row_groups(group_rows), self.groups]
         if group_rows > 1 and len(part) > 1:
             part = part[np.arange(self.rows.start, self.rows.stop) // group_rows - self.rows.start // group_rows]
@@ -40,7 +40,7 @@ class Tile(NamedTuple):
 
 
 def columns(cols: int, group_cols: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the columns and the groups of consecutive panels of columns of at most `CHUNK` columns."""
+    """Yield consecutive ranges of at most `CHUNK` columns, with the range of their groups."""
     if 0 < group_cols <= CHUNK:
         whole = cols // group_cols
         at_once = CHUNK // group_cols
@@ -67,7 +67,7 @@ def tiles(shape: tuple[int, int], group_shape: GroupShape) -> Iterator[Tile]:
 
 
 def panels(shape: tuple[int, int], group_rows: int) -> Iterator[tuple[slice, slice]]:
-    """Yield consecutive rows of a matrix, whole groups of them and some tiles, and their scales' rows."""
+    """Yield consecutive ranges of rows, of whole groups and about `PANEL` elements, with the rows of their scales."""
     rows, cols = shape
     if group_rows < 0:
         yield slice(0, rows), slice(0, 1)

@@ -1,4 +1,4 @@
-"""Weights on the host: one scale for fused shards, the other E4M3, and whether scales are equal."""
+"""Operations on weights on the host: requantize fused shards, convert to the other E4M3, compare and expand scales."""
 
 from functools import partial
 from typing import Final
@@ -11,13 +11,13 @@ from fp8core.problem import AllClose, Expand, Normalize, Requantize
 from fp8core.runtime.plans import AllCloseNumbers, ExpandNumbers, NormalizeNumbers, Plan, RequantizeNumbers
 
 UNSET: Final = np.float32(-448.0)
-"""A scale beyond the first that is not above this marks a checkpoint that was fused on disk."""
+"""A scale other than the first that is at most this marks a weight that was fused on disk."""
 
 RELATIVE_TOLERANCE: Final = np.float32(1e-5)
 
 
 def rescale_table(dtype: str, scale: np.float32, largest: np.float32) -> Codes:
-    """Return the codes, at the scale ``largest``, of what the 256 codes stand for at ``scale``."""
+    """Return for each of the 256 codes at ``scale`` the nearest code at the scale ``largest``."""
     numbers = decode_table(dtype) * scale * reciprocal(np.array(largest))
     codes = np.empty(256, np.uint8)
     encode(numbers, dtype, codes, Workspace(256))
@@ -25,11 +25,11 @@ def rescale_table(dtype: str, scale: np.float32, largest: np.float32) -> Codes:
 
 
 def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
-    """Return the plan that re-expresses fused shards at their largest scale.
+    """Return the plan that requantizes fused shards to their largest scale.
 
-    Shards that have it keep their bytes, as all do when a scale beyond the first is not above -448 or when there is one
-    scale (then the result is the first), and when the largest is 0 or below 2**-126, infinite or NaN: no other
-    code would be nearer. Else a code becomes that of ``float(code) * scale * (1 / largest)``.
+    A code becomes that of ``float(code) * scale * (1 / largest)``. Shards with the largest scale keep their bytes. All
+    shards do if a scale other than the first is at most -448, or if there is only one scale: the result is then the
+    first scale. They also do if the largest scale is 0, below 2**-126, infinite or NaN: no other code would be nearer.
     """
     identity = np.arange(256, dtype=np.uint8)
 
@@ -57,18 +57,18 @@ def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
 
 
 def normalize_table(dtype: str) -> Codes:
-    """Return what the 256 codes of one E4M3 are in the other, where scales double (to fnuz) or halve (to fn)."""
+    """Return the codes in the other E4M3 of all 256 codes; scales are doubled (to fnuz) or halved (to fn)."""
     table = np.arange(256, dtype=np.uint8)
     if dtype == "float8_e4m3fn":
         table[[0x80, 0x7F, 0xFF]] = 0x00, 0x80, 0x80
     else:
-        # +-240 at half the scale would be +-480, which fn does not have: +-448 is the nearest.
+        # +-240 at half the scale is +-480, which fn cannot represent: +-448 is the nearest.
         table[[0x80, 0x7F, 0xFF]] = 0x7F, 0x7E, 0xFE
     return table
 
 
 def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
-    """Return the plan that gives the same real values in the other E4M3."""
+    """Return the plan that converts a weight to the other E4M3 with the same real values."""
     table = normalize_table(problem.dtype)
     factor = np.float32(2.0 if problem.dtype == "float8_e4m3fn" else 0.5)
 
@@ -96,7 +96,7 @@ def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
 
 
 def plan_all_close(_problem: AllClose) -> Plan[AllCloseNumbers]:
-    """Return the plan of whether all scales equal the first, or differ by at most 1e-5 of it and finitely."""
+    """Return the plan that tests whether all scales equal the first, or differ by at most 1e-5 of it, and finitely."""
 
     @np.errstate(all="ignore")
     def launch(n: AllCloseNumbers, _stream: int, x: int, result: int) -> None:
@@ -115,7 +115,7 @@ def plan_all_close(_problem: AllClose) -> Plan[AllCloseNumbers]:
 
 
 def plan_expand(_problem: Expand) -> Plan[ExpandNumbers]:
-    """Return the plan that writes the scale of each shard, or the one of all, once a row."""
+    """Return the plan that writes the scale of each shard, or the single scale of all, once per row."""
 
     def launch(n: ExpandNumbers, _stream: int, scales: int, out: int) -> None:
         """Write ``sum(widths)`` fp32 numbers to ``out``."""

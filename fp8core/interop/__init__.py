@@ -1,7 +1,7 @@
-"""Array interop: arrays of any framework in, as views that kernels can use, and results of the same framework out.
+"""Array interop: reads arrays of any framework as views for kernels, and returns results as arrays of that framework.
 
-Nothing is copied in either direction, and no framework is imported: one is found in `sys.modules` when an array
-of its arrives.
+Nothing is copied in either direction. No framework is imported: the module of an array's framework is already in
+`sys.modules` when the array arrives.
 """
 
 from collections.abc import Iterable
@@ -50,13 +50,13 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
     Args:
         x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack or
             ``__cuda_array_interface__``, of a dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
-        name: what errors call the operand.
-        written: the operand is a destination.
+        name: the name of the operand in error messages.
+        written: whether the operand is written to.
 
     Raises:
-        DTypeError: it is not an array, or its dtype is none of ours or not in the machine's byte order.
-        LayoutError: it has no strided memory of its own, or is a destination and cannot be written to.
-        DeviceError: it lies on a device that kernels cannot be launched on.
+        DTypeError: x is not an array, its dtype is not in `problem.ITEMSIZE`, or its byte order is not the machine's.
+        LayoutError: x has no strided memory of its own, or is to be written to and is read-only.
+        DeviceError: x is on a device that kernels cannot be launched on.
     """
     kind: Any = type(x)
     read = _reader(kind)
@@ -67,12 +67,12 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
         raise DTypeError(f"{name} needs {wanted} that offers DLPack, got {type_name(x)}")
     seen: TensorView = read(x, name)
     if written:
-        seen.framework.written(_storage_of(x), name)
+        seen.framework.check_writable(_storage_of(x), name)
     return seen
 
 
 def declared(x: Any, name: str) -> tuple[str, Target]:
-    """Return the dtype and the device of an array; of a tensor that is traced, too, which has no memory.
+    """Return the dtype and the device of an array, which may be a traced tensor without memory.
 
     Raises:
         DTypeError, LayoutError, DeviceError: as for `view`.
@@ -85,19 +85,19 @@ def declared(x: Any, name: str) -> tuple[str, Target]:
 
 
 def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int:
-    """Return the stream to launch on: ``stream`` if given, else the one that the framework of ``first`` works on.
+    """Return the stream to launch on: ``stream`` if given, otherwise the current stream of the framework of ``first``.
 
     Args:
-        first: the operand whose framework decides, and whose device it is.
+        first: the operand that determines the framework and the device.
         stream: an address (0 is the default stream), or an object with ``__cuda_stream__``, ``.ptr`` or
             ``.cuda_stream``.
-        others: the other operands, for a caller that does without `order_before`.
+        others: the other operands, for a caller that does not call `order_before` itself.
 
     Returns:
         The stream's address; 0 on the host, which has none.
 
     Raises:
-        DeviceError: ``stream`` is nothing of that kind.
+        DeviceError: ``stream`` is neither an address nor such an object.
     """
     given = None if stream is None else stream_address(stream)
     if first.target.platform == "host":
@@ -109,17 +109,17 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
 
 
 def stream_address(stream: Any) -> int:
-    """Return the address of a stream that a caller gave; raises DeviceError for what is none."""
+    """Return the address of a stream that a caller gave; raise DeviceError if it is not a stream."""
     address = stream
     integral = hasattr(type(stream), "__index__")
     offer = getattr(stream, "__cuda_stream__", None)
     if offer is not None:
-        with suppress(TypeError, IndexError, KeyError):  # a class, or no pair: nothing of the kind
+        with suppress(TypeError, IndexError, KeyError):  # a class, or not a pair: not a stream
             address = (offer() if callable(offer) else offer)[1]
     elif not integral:
         address = next((at for name in ("ptr", "cuda_stream") if (at := getattr(stream, name, None)) is not None), None)
     if hasattr(type(address), "__index__") and not isinstance(address, bool):
-        with suppress(TypeError):  # an array of several numbers has it, too
+        with suppress(TypeError):  # an array of several numbers has __index__, too
             number = index(address)
             if not 0 <= number < 1 << 64:
                 raise DeviceError(f"stream needs an address, 0 or more, got {number}")
@@ -148,18 +148,18 @@ def check_writable(x: Any, name: str) -> None:
     memory = _storage_of(x)
     framework = framework_of(type(memory))
     if framework is not None:
-        framework.written(memory, name)
+        framework.check_writable(memory, name)
 
 
 def reinterpret(x: Any, dtype: str) -> Any:
-    """Return an array of the framework of ``x`` over its memory, whose elements of one byte are of ``dtype``."""
+    """Return an array of the same framework over the memory of ``x``, with the one-byte dtype ``dtype``."""
     framework = framework_of(type(_storage_of(x)))
     assert framework is not None
     return framework.reinterpret(x, dtype)
 
 
 def wrote(arrays: Iterable[Any]) -> None:
-    """Take note that ``arrays``, of any frameworks, were written in place."""
+    """Tell the frameworks of ``arrays`` that these were written in place."""
     for x in arrays:
         framework = framework_of(type(_storage_of(x)))
         if framework is not None and framework.wrote is not None:

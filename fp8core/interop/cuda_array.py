@@ -5,20 +5,20 @@ from typing import Any, Final
 
 from fp8core.errors import LayoutError
 from fp8core.interop.dlpack import contiguous
-from fp8core.interop.dlpack_capsule import Borrowing, KeepAlive
+from fp8core.interop.dlpack_capsule import ExporterFramework, KeepAlive
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, check_memory, in_elements, refused_dtype
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device, streams
 
 DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|u1": "uint8"}
-"""What the interface has words for; it knows neither bfloat16 nor FP8."""
+"""The dtypes, by typestr, that the interface can express; bfloat16 and FP8 are not among them."""
 REFUSALS: Final = (AttributeError, KeyError, TypeError, ValueError, RuntimeError)
 """What producers raise when they cannot offer the interface."""
 
 
-class Lent(KeepAlive):
-    """An array that a kernel reads or writes, and the stream that its producer works on."""
+class CudaArrayKeepAlive(KeepAlive):
+    """Keeps an array that a kernel reads or writes, and its producer's stream."""
 
     __slots__ = ("producer",)
 
@@ -27,17 +27,17 @@ class Lent(KeepAlive):
         self.producer = stream if producer is None else producer
 
 
-class CudaArray(Borrowing):
-    """Any exporter of the interface, as the CuPy arrays are that results come as."""
+class CudaArray(ExporterFramework):
+    """Any exporter of the interface; results are CuPy arrays, which export it too."""
 
     name = "cuda_array_interface"
 
     def view(self, x: Any, name: str) -> TensorView:
-        """Return a view of ``x``; the stream that it names, if it does, is waited for when work is ordered.
+        """Return a view of ``x``; `order_before` waits for the stream that ``x`` names, if it names one.
 
         Raises:
-            LayoutError: it has a mask, a stream that means two things, or none of the interface's fields.
-            DTypeError: its elements are not those of float32, float16 or uint8.
+            LayoutError: x has a mask, names stream 0 (which is ambiguous), or lacks fields of the interface.
+            DTypeError: the dtype is not float32, float16 or uint8.
         """
         try:
             offer = x.__cuda_array_interface__
@@ -58,32 +58,32 @@ class CudaArray(Borrowing):
         check_memory(pointer, shape, name)
         check_aligned(pointer, dtype, name)
         ordinal = device.current() if not pointer else ordinal_of(pointer)
-        held = Lent(x, device.stream(ordinal), ordinal, offer.get("stream"))
+        held = CudaArrayKeepAlive(x, device.stream(ordinal), ordinal, offer.get("stream"))
         return TensorView(pointer, dtype, shape, strides, device.target(ordinal), self, x, held)
 
     def producer(self, view: TensorView) -> int:
-        """Return the stream that an array names; if it names none, CuPy's current one."""
-        assert isinstance(view.held, Lent)
+        """Return the stream that the array names; CuPy's current stream if it names none."""
+        assert isinstance(view.held, CudaArrayKeepAlive)
         return view.held.producer
 
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Let ``stream`` wait for the array's own, and keep the array until it has passed."""
+        """Make ``stream`` wait for the array's own stream, and keep the array until ``stream`` has passed."""
         super().order_before(view, stream, owner)
-        assert isinstance(view.held, Lent)
+        assert isinstance(view.held, CudaArrayKeepAlive)
         view.held.read_on(stream, owner)
 
     def release(self, view: TensorView, stream: int) -> None:
-        """Let the array's own stream wait for a launch: what its producer does next may read or reuse the memory."""
+        """Make the array's own stream wait for a launch: the producer's next work may read or reuse the memory."""
         streams.join(self.producer(view), stream, view.target.device)
 
-    def written(self, x: Any, name: str) -> None:
+    def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` says that it is read-only."""
         if x.__cuda_array_interface__["data"][1]:
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
 
 
 def as_cupy(x: Any, name: str) -> Any:
-    """Return a CuPy array over the memory of ``x``, which CuPy's current stream may use at once."""
+    """Return a CuPy array over the memory of ``x``; CuPy's current stream waits for the stream of ``x``."""
     seen, cupy = framework().view(x, name), device.cupy()
     ordinal = seen.target.device
     framework().order_before(seen, device.stream(ordinal), device.current_stream(ordinal))
@@ -99,5 +99,5 @@ def ordinal_of(pointer: int) -> int:
 
 @cache
 def framework() -> CudaArray:
-    """Return the one CudaArray there is."""
+    """Return the only instance of `CudaArray`."""
     return CudaArray()

@@ -1,4 +1,4 @@
-"""Interop with CuPy, and with it Float8Array, which is how CuPy has FP8."""
+"""Interop with CuPy, and with Float8Array, which stands for the FP8 arrays that CuPy does not have."""
 
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache, partial
@@ -23,7 +23,7 @@ from fp8core.runtime import device
 
 
 class Cupy(Framework):
-    """``cupy.ndarray``; what it has no dtype for comes out as Float8Array."""
+    """``cupy.ndarray``; results of dtypes that CuPy lacks are Float8Array."""
 
     name = "cupy"
 
@@ -41,10 +41,10 @@ class Cupy(Framework):
         return TensorView(memory.ptr, dtype, x.shape, strides, device.target(memory.device_id), self, x)
 
     def signature(self, x: Any) -> tuple[int, Any]:
-        """Return the address of a cupy.ndarray and what `view` asks of it."""
+        """Return the address of a cupy.ndarray, and the properties that `view` checks."""
         memory = x.data
         pointer: int = memory.ptr
-        if not pointer or pointer % x.itemsize:  # `view` has the words
+        if not pointer or pointer % x.itemsize:  # `view` raises the error
             return 0, None
         return pointer, (x.dtype, x.shape, x.strides, memory.device_id)
 
@@ -60,7 +60,7 @@ class Cupy(Framework):
         strides: tuple[int, ...] | None = None,
         stream: int | None = None,
     ) -> Result:
-        """Return a cupy.ndarray or a Float8Array of CuPy's pool."""
+        """Return a cupy.ndarray or a Float8Array in memory of CuPy's pool."""
         eight = dtype in DTYPES
         with _allocating(target, stream):
             array = self.storage(shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
@@ -69,7 +69,7 @@ class Cupy(Framework):
     def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
     ) -> Allocator:
-        """Return a function that allocates the same array again and again."""
+        """Return a function that allocates such an array on each call."""
         eight = dtype in DTYPES
         make = partial(self.storage, shape, self._dtypes["uint8" if eight else dtype], strides, dtype)
         current = device.current_getter()
@@ -83,7 +83,7 @@ class Cupy(Framework):
         return new
 
     def storage(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None, name: str) -> Any:
-        """Return an uncleared cupy.ndarray of the current device; strides in elements of the dtype ``name``."""
+        """Return an uninitialized cupy.ndarray on the current device; strides in elements of the dtype ``name``."""
         if strides is None:
             return self._cupy.empty(shape, dtype)
         itemsize = ITEMSIZE[name]
@@ -104,12 +104,12 @@ def _allocating(target: Target, stream: int | None) -> AbstractContextManager[ob
 
 @cache
 def framework() -> Cupy:
-    """Return the one Cupy there is."""
+    """Return the only instance of `Cupy`."""
     return Cupy()
 
 
 def view_float8(x: Float8Array, name: str) -> TensorView:
-    """Return a view of a Float8Array, whose framework is that of its bytes: CuPy, or NumPy on the host."""
+    """Return a view of a Float8Array; its framework is that of its bytes: CuPy, or NumPy on the host."""
     host = isinstance(x.codes, np.ndarray)
     codes = (numpy_arrays.framework() if host else framework()).view(x.codes, name)
     return codes._replace(dtype=x.dtype, owner=x)

@@ -1,6 +1,6 @@
-"""DLPack in ctypes: reading a capsule, and giving a fresh one the dtype that its producer has no word for.
+"""DLPack in ctypes: reads a capsule, and gives a new one a dtype that its producer cannot express.
 
-The layouts are those of dlpack.h 1.0; the unversioned ones are older and still what JAX exports.
+The structures are those of dlpack.h 1.0. The unversioned ones are older; JAX still exports them.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ CODES: Final[dict[str, tuple[int, int]]] = {
     "float8_e5m2fnuz": (13, 8),
     "float8_e8m0fnu": (14, 8),
 }
-"""The type code and the bits of each dtype."""
+"""The DLPack type code and the number of bits of each dtype."""
 NAMES: Final[dict[tuple[int, int], str]] = {code: name for name, code in CODES.items()}
 _KINDS: Final[dict[int, str]] = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool", 17: "float4"}
 
@@ -84,7 +84,7 @@ class ManagedVersioned(ctypes.Structure):
 
 
 class Content(NamedTuple):
-    """What a tensor says of itself: strides in elements, ``dtype`` a name of ours or one that we do not take."""
+    """The fields of a tensor: strides in elements; ``dtype`` is a key of `CODES`, or the name of another dtype."""
 
     pointer: int
     dtype: str
@@ -102,12 +102,12 @@ _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, (ctypes.py_object
 
 
 def managed(capsule: Any) -> Managed | ManagedVersioned:
-    """Return the structure behind an unconsumed capsule, which stays the capsule's: keep it as long as the memory.
+    """Return the structure in an unconsumed capsule. The capsule still owns it: keep the capsule as long as the memory.
 
-    A capsule that nobody consumes calls its tensor's deleter once, when it dies.
+    A capsule that nobody consumes calls its tensor's deleter once, when it is freed.
 
     Raises:
-        BufferError: it is of a major version that is not known, or was consumed.
+        BufferError: the capsule has an unknown major version, or was consumed.
     """
     name = _get_name(capsule)
     if name == b"dltensor":
@@ -126,10 +126,10 @@ def _address(capsule: Any, name: bytes) -> int:
 
 
 def content(tensor: Tensor, *, read_only: bool = False) -> Content:
-    """Return what ``tensor`` says; strides that it leaves out are those of a contiguous array.
+    """Return the fields of ``tensor``; if it has no strides, those of a contiguous array.
 
     Raises:
-        BufferError: it has no shape, or one with a negative extent.
+        BufferError: the tensor has no shape, or one with a negative extent.
     """
     ndim = tensor.ndim
     if ndim < 0 or (ndim and not tensor.shape):
@@ -147,13 +147,13 @@ def content(tensor: Tensor, *, read_only: bool = False) -> Content:
 
 
 def read(capsule: Any) -> Content:
-    """Return what an unconsumed capsule holds."""
+    """Return the fields of the tensor in an unconsumed capsule."""
     held = managed(capsule)
     return content(held.tensor, read_only=isinstance(held, ManagedVersioned) and bool(held.flags & READ_ONLY))
 
 
 def retag(capsule: Any, dtype: str) -> Any:
-    """Return ``capsule``, just made for unsigned integers, as one of equally wide elements of ``dtype``."""
+    """Return ``capsule``, new and of unsigned integers, with its dtype changed in place to ``dtype`` of equal width."""
     tensor = managed(capsule).tensor
     code, bits = CODES[dtype]
     if tensor.bits != bits:
@@ -163,7 +163,7 @@ def retag(capsule: Any, dtype: str) -> Any:
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the strides, in elements, of a row-major array, whose extents may be the symbols of a tracer."""
+    """Return the strides, in elements, of a row-major array; its extents may be symbols of a tracer."""
     strides, size = [], 1
     for extent in reversed(shape):
         strides.append(size)
@@ -172,4 +172,4 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 contiguous: Final = lru_cache(4096)(row_major)
-"""The same, kept for extents that are numbers."""
+"""`row_major` with a cache, for extents that are numbers."""

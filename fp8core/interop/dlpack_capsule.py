@@ -1,4 +1,4 @@
-"""Arrays that offer DLPack and nothing else: read through a capsule, ordered by the protocol's streams."""
+"""Arrays that offer only DLPack: read through a capsule, and ordered by the streams of the protocol."""
 
 import sys
 from collections.abc import Callable
@@ -19,17 +19,17 @@ REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedErro
 
 
 _EXPORTING = ForkSafeLock()
-"""Capsules are made and dropped one after the other. XLA's plug-ins for GPUs keep the exports of an array in a vector
-without a lock, and JAX lets other threads run while it makes one: a capsule that one of them drops then loses an
-export, and the process ends when the array dies."""
+"""Only one capsule is made or dropped at a time. XLA's GPU plug-ins keep the exports of an array in a vector without a
+lock, and JAX releases the interpreter's lock while it makes a capsule: if another thread drops a capsule meanwhile, an
+export is lost, and the process aborts when the array is freed."""
 
 
 _ELSEWHERE: Final = {True: (dlpack.CUDA, dlpack.ROCM), False: (dlpack.CPU,)}
-"""The devices whose memory the host (True) and GPUs cannot reach."""
+"""The devices whose memory the host (True), or a GPU (False), cannot access."""
 
 
 class Export:
-    """A capsule that nothing consumes, safe to read on a stream; versioned where its producer can."""
+    """A capsule that nothing consumes, safe to read on a stream; versioned if its producer supports that."""
 
     __slots__ = ("_capsule",)
 
@@ -37,11 +37,11 @@ class Export:
         with _EXPORTING.held:
             try:
                 self._capsule = x.__dlpack__(stream=stream, max_version=(1, 0))
-            except TypeError:  # producers from before DLPack 1.0 know no max_version
+            except TypeError:  # producers older than DLPack 1.0 do not take max_version
                 self._capsule = x.__dlpack__(stream=stream)
 
     def read(self) -> dlpack.Content:
-        """Return what it holds."""
+        """Return the fields of the tensor in the capsule."""
         return dlpack.read(self._capsule)
 
     def __del__(self) -> None:
@@ -51,10 +51,10 @@ class Export:
 
 
 class KeepAlive:
-    """A capsule, or another owner, of memory that a kernel reads on a stream which the producer knows nothing of.
+    """Keeps a capsule, or another owner of memory, that a kernel reads on a stream unknown to the producer.
 
-    The producer may use the memory anew as soon as the capsule dies, in the order of its own streams. So when
-    the call is over, the capsule is kept until the stream has come past it.
+    As soon as the capsule is freed, the producer may reuse the memory, in the order of its own streams. So after the
+    call, the capsule is kept until the stream has passed the launch.
     """
 
     __slots__ = ("capsule", "ordinal", "releases", "stream", "stream_owner")
@@ -62,11 +62,11 @@ class KeepAlive:
     def __init__(self, capsule: Any, stream: int, ordinal: int) -> None:
         self.capsule, self.stream, self.ordinal = capsule, stream, ordinal
         self.releases = releases()
-        self.releases.start()  # a destructor could not
+        self.releases.start()  # cannot be done in a destructor
         self.read_on(stream, None)
 
     def read_on(self, stream: int, owner: object) -> None:
-        """Note which stream reads the memory, and keep its object: a stream that is destroyed cannot be asked."""
+        """Note which stream reads the memory, and keep its object: a destroyed stream cannot be queried."""
         self.stream = stream
         self.stream_owner = device.current_stream(self.ordinal) if owner is None else owner
 
@@ -76,7 +76,7 @@ class KeepAlive:
         passed: Callable[[], bool] | None
         try:
             passed = streams.event_query(self.stream, self.ordinal)
-        except Exception as error:  # noqa: BLE001 - without an event it has to be kept for good
+        except Exception as error:  # noqa: BLE001 - without an event the memory has to be kept for good
             passed = partial(_raise, error)
         self.releases.add(self.capsule, passed, self.ordinal, (self.ordinal, self.stream))
 
@@ -85,14 +85,14 @@ def _raise(error: Exception) -> bool:
     raise error
 
 
-class Borrowing(Framework):
-    """A framework whose stream and allocator are not known. Results come as CuPy arrays, or NumPy arrays on the host.
+class ExporterFramework(Framework):
+    """A framework whose stream and allocator are unknown. Results are CuPy arrays, or NumPy arrays on the host.
 
-    What views hold is a `KeepAlive`, where they have to hold anything.
+    `TensorView.held` of its views is a `KeepAlive` if something has to be kept.
     """
 
     def stream(self, target: Target) -> int:
-        """Return CuPy's current stream: this framework's own is not known."""
+        """Return CuPy's current stream: that of this framework is unknown."""
         return 0 if target.platform == "host" else device.stream(target.device)
 
     def empty(
@@ -108,11 +108,11 @@ class Borrowing(Framework):
         return native.empty(shape, dtype, target, strides, stream)
 
     def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Leave it to the view, which keeps the memory until the stream that it was ordered for has passed."""
+        """Do nothing: ``view.held`` keeps the memory until the stream that it was ordered for has passed the launch."""
         del view, stream, owner
 
 
-class Foreign(Borrowing):
+class DLPackExporters(ExporterFramework):
     """Any exporter of DLPack."""
 
     name = "dlpack"
@@ -132,7 +132,7 @@ class Foreign(Borrowing):
             elif kind in dlpack.GPU_DEVICES:
                 target = device.target(ordinal)
                 chosen = device.stream(ordinal) if stream is None else stream
-                with device.on(ordinal):  # JAX leaves the device that it worked on current
+                with device.on(ordinal):  # JAX does not restore the current device
                     made = Export(x, in_protocol(chosen, target))
                 held = KeepAlive(made, chosen, ordinal)
             else:
@@ -156,14 +156,14 @@ class Foreign(Borrowing):
         return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
 
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Let ``stream`` wait as the protocol has it: by another export."""
+        """Make ``stream`` wait by another export for that stream, as the protocol defines it."""
         if isinstance(view.held, KeepAlive) and view.held.stream != stream:
             with device.on(view.target.device):
                 Export(view.owner, in_protocol(stream, view.target))
             view.held.read_on(stream, owner)
 
-    def written(self, x: Any, name: str) -> None:
-        """Raise LayoutError if ``x`` says that it is read-only, which only versioned capsules can."""
+    def check_writable(self, x: Any, name: str) -> None:
+        """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be."""
         try:
             made = Export(x, None)
         except REFUSALS as error:
@@ -173,10 +173,10 @@ class Foreign(Borrowing):
 
 
 def in_protocol(stream: int, target: Target) -> int:
-    """Return ``stream`` as DLPack writes it: on CUDA the default stream is 1; on ROCm it is 0, and 1 and 2 are none.
+    """Return the DLPack number of ``stream``: the default stream is 1 on CUDA and 0 on ROCm, where 1 and 2 are invalid.
 
     Raises:
-        DeviceError: on ROCm, the stream of the calling thread (2), which the protocol has no number for.
+        DeviceError: the stream is the per-thread default stream (2) on ROCm, for which the protocol has no number.
     """
     if target.platform == "cuda":
         return stream or 1
@@ -188,6 +188,6 @@ def in_protocol(stream: int, target: Target) -> int:
 
 
 @cache
-def framework() -> Foreign:
-    """Return the one Foreign there is."""
-    return Foreign()
+def framework() -> DLPackExporters:
+    """Return the only instance of `DLPackExporters`."""
+    return DLPackExporters()

@@ -1,6 +1,6 @@
-"""Frameworks that offer ``__dlpack_c_exchange_api__``: read, allocated from and asked for streams through C.
+"""Frameworks that offer ``__dlpack_c_exchange_api__``: C functions that read arrays, allocate them and return streams.
 
-The table of functions is DLPackExchangeAPI of dlpack.h 1.2; all of its functions want the interpreter's lock.
+The table of functions is DLPackExchangeAPI of dlpack.h 1.2; all of its functions must be called with the GIL held.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ class _Api(ctypes.Structure):
 
 
 class Exchange(Framework):
-    """The framework of one type of arrays, named after the package that it comes from."""
+    """The framework of one array type, named after the package that defines the type."""
 
     def __init__(self, cls: type) -> None:
         self.name = cls.__module__.partition(".")[0]
@@ -60,7 +60,7 @@ class Exchange(Framework):
 
     @cached_property
     def allocates(self) -> bool:
-        """Whether the table makes arrays: the views of cuda.core have one that does not, and no stream of their own."""
+        """Whether the table can allocate arrays; that of cuda.core's views cannot, nor have these a stream."""
         try:
             self.empty((0,), "uint8", HOST)
         except (NotImplementedError, BackendError, BufferError):
@@ -144,7 +144,7 @@ class Exchange(Framework):
 
 
 class _Held:
-    """A managed tensor of the exchange table; its deleter is called once."""
+    """A managed tensor of the exchange table; calls its deleter once, when it is freed."""
 
     _address = 0
 
@@ -172,7 +172,7 @@ def _succeeded(status: int, call: str) -> None:
 
 
 def _taken(reference: ctypes.c_void_p) -> Any:
-    """Return the object of a new reference, which the object's own count replaces."""
+    """Return the object of a new (owned) reference, and drop that reference: the returned object holds another."""
     taken = ctypes.cast(reference, ctypes.py_object).value
     ctypes.pythonapi.Py_DecRef(ctypes.py_object(taken))
     return taken
@@ -183,7 +183,7 @@ def _kind(target: Target) -> int:
 
 
 def _order_of(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the axes from the slowest to the fastest, such that a row-major array of them has ``strides``."""
+    """Return the axes from slowest to fastest; a row-major array with its axes in that order has ``strides``."""
     axes = range(len(shape))
     if strides is None:
         return tuple(axes)

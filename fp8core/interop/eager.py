@@ -1,4 +1,4 @@
-"""Functions that run beside torch.compile's graphs, not inside them; torch is not imported for it."""
+"""Marks functions that run outside torch.compile's graphs, without importing torch."""
 
 import sys
 from collections.abc import Callable
@@ -8,14 +8,13 @@ from typing import Any, Final, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CODES: Final[dict[CodeType, str]] = {}
-"""What torch.compile is yet to be told of the frames of marked functions."""
+"""Actions for the frames of marked functions that torch.compile has not been told yet."""
 
 
 def eager_only(function: F) -> F:
-    """Return ``function`` itself, marked: torch.compile breaks its graph at a call of it and runs it as it is.
+    """Mark ``function`` and return it: torch.compile breaks its graph at a call of it, and does not compile it.
 
-    A call costs nothing more. This is what ``torch.compiler.disable`` does, without importing torch and without a
-    wrapper around each call.
+    The mark adds no time to a call. ``torch.compiler.disable`` does the same, but needs torch and wraps each call.
     """
     marked: Any = function
     marked._torchdynamo_disable = True
@@ -25,14 +24,14 @@ def eager_only(function: F) -> F:
 
 
 def traceable(function: Callable[..., Any]) -> None:
-    """Take the mark of `eager_only` away: torch.compile traces calls of the function, and the function itself."""
+    """Remove the mark of `eager_only`: torch.compile traces calls of the function, and the function itself."""
     _unmark(function)
     _CODES[function.__code__] = "DEFAULT"
     skip_frames()
 
 
 def stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:
-    """Have torch.compile trace another function where this one is called."""
+    """Make torch.compile trace ``other`` where ``function`` is called."""
     _unmark(function)
     marked: Any = function
     marked._torchdynamo_inline = other
@@ -44,10 +43,11 @@ def _unmark(function: Any) -> None:
 
 
 def skip_frames() -> None:
-    """Tell torch.compile, if it is loaded, to leave alone the frames of marked functions and all that they call.
+    """Tell torch.compile, if it is loaded, not to compile the frames of marked functions and everything they call.
 
-    The marks tell the tracer of a caller where to break; that the function itself is not traced once it is called is
-    a property of its code, which the frame evaluation of torch keeps. Of traceable functions it is what they call.
+    The mark makes the tracer break at the call in the caller's frame. That the function's own frame is not traced is a
+    property of its code object, stored by torch's frame evaluation. For traceable functions only their callees are
+    skipped.
     """
     dynamo: Any = sys.modules.get("torch._dynamo")
     if dynamo is None or not _CODES:
@@ -55,18 +55,18 @@ def skip_frames() -> None:
     codes = [_CODES.popitem() for _ in range(len(_CODES))]
     frames = dynamo.eval_frame
     strategy = getattr(frames, "FrameExecStrategy", None)
-    if strategy is None:  # before torch 2.8, a rule for the package's files is all there is
+    if strategy is None:  # torch before 2.8 only has a rule for all files of a package
         dynamo.trace_rules.add(__name__.partition(".")[0])
         return
     for code, action in codes:
         frames.set_code_exec_strategy(code, strategy(getattr(frames.FrameAction, action), frames.FrameAction.SKIP))
 
 
-skip_frames._dynamo_marked_constant = True  # type: ignore[attr-defined]  # a trace that meets a call of it makes the call
+skip_frames._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run by torch.compile while it traces
 
 
 class _Reason(str):
-    """The reason that torch.compile gives for a break: when it is read, torch.compile is loaded and at a call."""
+    """The reason that torch.compile gives for a graph break; formatting it there calls `skip_frames`."""
 
     __slots__ = ()
 

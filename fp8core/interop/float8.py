@@ -1,4 +1,4 @@
-"""FP8 arrays for frameworks without the dtype, and the export that gives any bytes a dtype on their way out."""
+"""FP8 arrays for frameworks without the dtype, and a DLPack export that gives bytes another dtype."""
 
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
 
 DTYPES: Final = (*FORMATS, "float8_e8m0fnu")
 _KNOWN: Final[set[type]] = set()
-"""Types of NumPy and CuPy that were met."""
+"""Array types of NumPy and CuPy seen so far."""
 SHOWN: Final = 36
-"""The text of an array of more elements has the first and last three of each axis."""
+"""The repr of an array with more elements than this shows only the first and last three of each axis."""
 
 
 class DLPackView:
     """A DLPack exporter of an array of unsigned integers (CuPy or NumPy) as an array of another dtype.
 
-    Memory, shape, strides, the versions of the protocol, its streams and its deleter are the array's own affair;
-    only the type code differs.
+    Memory, shape, strides, protocol versions, streams and the deleter come from the array; only the type code differs.
 
     Args:
-        array: the integers, as wide as ``dtype`` is.
-        dtype: the name of what they are.
+        array: an array of unsigned integers as wide as ``dtype``.
+        dtype: the name of the dtype to export.
     """
 
     __slots__ = ("_array", "_dtype")
@@ -47,23 +46,24 @@ class DLPackView:
 
 
 class Float8Array(DLPackView):
-    """An array of FP8 numbers over CuPy bytes, for CuPy has no such dtype; also over NumPy bytes.
+    """An array of FP8 numbers over the bytes of a CuPy array, as CuPy has no FP8 dtype; also over NumPy bytes.
 
-    Views of it (``q[rows]``, ``q.T``) share its memory. It exports itself by DLPack under its own dtype, so
-    ``torch.from_dlpack(q)`` is a ``torch.float8_*`` tensor of the same memory; ``__cuda_array_interface__`` has
-    no word for FP8 and is not offered. Over NumPy bytes ``np.asarray(q)`` is the same memory under the dtype of
-    ``ml_dtypes``; from a GPU nothing is copied unasked: `get` does.
+    Views of it (``q[rows]``, ``q.T``) share its memory. DLPack exports it under its own dtype, so
+    ``torch.from_dlpack(q)`` is a ``torch.float8_*`` tensor over the same memory; it has no
+    ``__cuda_array_interface__``, which cannot express FP8. Over NumPy bytes, ``np.asarray(q)`` is the same memory with
+    the dtype of ``ml_dtypes``. Memory of a GPU is never copied to the host implicitly: call `get`.
 
     ``q == other`` compares values element by element with a number or another array of its dtype, as NumPy does: NaN
-    equals nothing, and -0 equals 0. There is no ``astype``: `fp8core.dequantize` converts, and takes the scale, too.
+    equals nothing, and -0 equals 0. There is no ``astype``: `fp8core.dequantize` converts, and also takes the scale.
 
     Args:
-        codes: a uint8 array, one byte an element, of NumPy or CuPy. Of other arrays, as those of numba and cuda.core,
-            which have no FP8 either, the memory is taken over as an array of CuPy, or of NumPy on the host.
+        codes: a uint8 array of NumPy or CuPy, one byte per element. Arrays of other libraries without FP8, such as
+            numba and cuda.core, are taken too: their memory becomes a CuPy array, or a NumPy array on the host, without
+            a copy.
         dtype: "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz" or "float8_e8m0fnu".
 
     Raises:
-        DTypeError: the codes are not bytes, or the dtype is another.
+        DTypeError: the codes are not uint8, or the dtype is not one of these.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -90,7 +90,7 @@ class Float8Array(DLPackView):
 
     @property
     def codes(self) -> Any:
-        """The bytes, as the uint8 array (CuPy or NumPy) that holds them."""
+        """The uint8 array (CuPy or NumPy) that holds the bytes."""
         return self._array
 
     @property
@@ -100,12 +100,12 @@ class Float8Array(DLPackView):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The extents."""
+        """The extent of each axis."""
         return tuple(self._array.shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """The distances between neighbours along each axis, in elements, which are bytes."""
+        """The stride of each axis in elements; an element is one byte."""
         return tuple(self._array.strides)
 
     @property
@@ -120,7 +120,7 @@ class Float8Array(DLPackView):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the elements: one each."""
+        """The number of bytes of all elements: one per element."""
         return self.size
 
     @property
@@ -130,7 +130,7 @@ class Float8Array(DLPackView):
 
     @property
     def device(self) -> Any:
-        """The device, as the array of bytes names it."""
+        """The device of the array of bytes."""
         return self._array.device
 
     @property
@@ -148,7 +148,7 @@ class Float8Array(DLPackView):
         return Float8Array(part, self._dtype)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Return the values for NumPy, whose memory it is.
+        """Return the values as a NumPy array, over the same memory unless ``dtype`` or ``copy`` require a copy.
 
         Raises:
             TypeError: the bytes are on a GPU.
@@ -160,7 +160,7 @@ class Float8Array(DLPackView):
         return np.array(self.get(), dtype, copy=copy)
 
     def __eq__(self, other: object) -> Any:
-        """Return where the values are equal, as an array of bool; NaN equals nothing."""
+        """Compare values element by element; return an array of bool. NaN equals nothing."""
         if isinstance(other, Float8Array):
             if other._dtype != self._dtype or type(other._array) is not type(self._array):
                 return NotImplemented
@@ -172,18 +172,18 @@ class Float8Array(DLPackView):
         return self._array != self._array if code is None else _equal(self._array, code, self._dtype)
 
     def __ne__(self, other: object) -> Any:
-        """Return where the values differ, as an array of bool; NaN differs from all."""
+        """Compare values element by element; return an array of bool. NaN differs from everything."""
         equal = self.__eq__(other)
         return equal if equal is NotImplemented else ~equal
 
-    __hash__ = None  # type: ignore[assignment]  # as arrays that are compared by their elements
+    __hash__ = None  # type: ignore[assignment]  # unhashable, as == compares elements
 
     def reshape(self, *shape: Any) -> "Float8Array":
-        """Return the elements in another shape, without a copy where the strides allow it."""
+        """Return the elements in another shape, without a copy if the strides allow it."""
         return Float8Array(self._array.reshape(*shape), self._dtype)
 
     def view(self, dtype: Any) -> Any:
-        """Return the same memory as another dtype of one byte: the bytes for "uint8", else a Float8Array."""
+        """Return the same memory as another one-byte dtype: the bytes for "uint8", otherwise a Float8Array."""
         name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
         return self._array if name == "uint8" else Float8Array(self._array, name)
 
@@ -192,7 +192,7 @@ class Float8Array(DLPackView):
         return Float8Array(self._array.copy(), self._dtype)
 
     def get(self) -> "np.ndarray[Any, np.dtype[Any]]":
-        """Return a NumPy array of the ``ml_dtypes`` dtype: a copy from the device, synchronised."""
+        """Return a NumPy array of the ``ml_dtypes`` dtype; from a GPU this is a copy, which the call waits for."""
         import ml_dtypes
 
         codes = self._array.get() if hasattr(self._array, "get") else self._array
@@ -204,13 +204,13 @@ class Float8Array(DLPackView):
         return self.get().tolist()
 
     def item(self, *index: int) -> float:
-        """Return one value as a Python float, waiting for it as `get` does: the only one, or the one at an index."""
+        """Return one value as a Python float: the only one, or the one at an index. Waits as `get` does."""
         return float(self.get().item() if not index else self[tuple(slice(at, at + 1 or None) for at in index)].item())
 
     def __repr__(self) -> str:
-        """Return shape, dtype, strides and device; of an array in host memory its corner values, too.
+        """Return shape, dtype, strides and device; for an array in host memory also its values, abridged.
 
-        Values on a GPU are not shown: reading them would wait for the GPU, and end a capture into a graph.
+        Values on a GPU are not shown: reading them would wait for the GPU, and invalidate a graph capture.
         """
         if hasattr(self._array, "get"):
             return self._form()
@@ -225,7 +225,7 @@ class Float8Array(DLPackView):
 
 
 def _own(codes: Any) -> Any:
-    """Return an array of NumPy or CuPy over the same memory, which CuPy's current stream may use at once."""
+    """Return an array of NumPy or CuPy over the same memory; CuPy's current stream waits until it can be used."""
     from fp8core.interop import cuda_array
 
     framework = framework_of(type(codes))
@@ -244,7 +244,7 @@ def _own(codes: Any) -> Any:
 
 
 def _equal(codes: Any, others: Any, dtype: str) -> Any:
-    """Return where codes, arrays or numbers, have equal values: by their bits, for CuPy knows no others."""
+    """Return where codes (two arrays, or an array and a number) have equal values, by their bits: CuPy has no FP8."""
     known = FORMATS.get(dtype)
     if known is None or known.fnuz:  # one NaN, and at most one zero
         return (codes == others) & (codes != (0xFF if known is None else known.nan))
@@ -253,7 +253,7 @@ def _equal(codes: Any, others: Any, dtype: str) -> Any:
 
 
 def _code_of(number: float, dtype: str) -> int | None:
-    """Return a code of this value, or None where the format has none."""
+    """Return a code of this value, or None if the format cannot represent it."""
     import ml_dtypes
     import numpy as np
 

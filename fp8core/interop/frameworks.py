@@ -1,4 +1,4 @@
-"""Which framework an array is of: found in `sys.modules` when one of its arrays arrives, never imported."""
+"""Finds the framework of an array, through the modules already in `sys.modules`; never imports a framework."""
 
 import sys
 from typing import Final
@@ -9,7 +9,7 @@ _FOUND: Final[dict[type, Framework | None]] = {}
 
 
 def framework_of(cls: type) -> Framework | None:
-    """Return the framework of arrays of type ``cls``, or None if they offer nothing that is known here."""
+    """Return the framework of arrays of type ``cls``, or None if they support no known protocol."""
     try:
         return _FOUND[cls]
     except KeyError:

@@ -1,7 +1,7 @@
-"""Interop with JAX: calls on its arrays become programs of its own (`fp8core.jax`), which is imported here.
+"""Interop with JAX: calls on its arrays become JAX programs, made by `fp8core.jax`, which is imported here.
 
-Where a call has a stream of the caller's, or arrays of other frameworks, too, arrays of JAX are read through DLPack,
-and results are in memory of ours that JAX takes over without a copy.
+If the caller gives a stream, or if a call also has arrays of other frameworks, JAX arrays are read through DLPack, and
+results are allocated by this library and handed to JAX without a copy.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 
 from fp8core.errors import LayoutError
 from fp8core.interop import cupy_arrays, numpy_arrays
-from fp8core.interop.dlpack_capsule import Foreign
+from fp8core.interop.dlpack_capsule import DLPackExporters
 from fp8core.interop.float8 import DLPackView
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -23,16 +23,16 @@ from fp8core.runtime import device
 from fp8core.runtime.releases import Releases, releases
 
 PROGRAMS: Final = "fp8core.jax"
-"""The module that makes calls on arrays of JAX; a layer above this one, so it is named and not imported."""
+"""The module that makes calls on JAX arrays. It is in a layer above this one, so it is imported by name at run time."""
 _TAKEN: Final = "inside of jax.jit the functions of fp8core and fp8core.jax.Fp8Linear take it, and nothing else"
 
 
-class Loan:
-    """The owner of device memory in the hands of JAX.
+class JaxMemoryOwner:
+    """The owner of device memory that JAX uses.
 
-    When JAX lets go of it, kernels of JAX that read it may still be in flight: JAX frees in the order of a compute
-    stream that it does not name. So the memory is kept until an operation of JAX that began later has ended, and
-    returns to CuPy's pool then.
+    When JAX frees it, kernels of JAX that read it may still be running: JAX frees in the order of a compute stream
+    that it does not expose. So the memory is kept until a JAX operation that was started later has ended, and then
+    returns to CuPy's pool.
     """
 
     __slots__ = ("_begin", "_memory", "_releases")
@@ -46,8 +46,8 @@ class Loan:
         self._releases.after(self._memory, self._begin)
 
 
-class Jax(Foreign):
-    """``jax.Array`` outside of `jax.jit`; arrays cannot be written to."""
+class Jax(DLPackExporters):
+    """``jax.Array`` outside `jax.jit`; these arrays cannot be written to."""
 
     name = "jax"
     wraps = True
@@ -60,7 +60,7 @@ class Jax(Foreign):
         self._tracers = _TAKEN
         try:
             import_module(PROGRAMS)
-        except (ImportError, AttributeError) as error:  # an older JAX, whose arrays are read by DLPack alone
+        except (ImportError, AttributeError) as error:  # an older JAX: its arrays are only read through DLPack
             self._tracers = f"inside of jax.jit {error}"
 
     def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:
@@ -72,7 +72,7 @@ class Jax(Foreign):
         return super().view_on(x, name, stream)
 
     def declared(self, x: Any, name: str) -> tuple[str, Target]:
-        """Return the dtype and the device of ``x``; a tracer is taken to be where JAX puts arrays by default."""
+        """Return the dtype and the device of ``x``; for a tracer, JAX's default device."""
         if isinstance(x, self._jax.core.Tracer):
             chosen = self._jax.config.jax_default_device
             there = self._jax.devices(chosen)[0] if chosen is None or isinstance(chosen, str) else chosen
@@ -89,7 +89,7 @@ class Jax(Foreign):
         strides: tuple[int, ...] | None = None,
         stream: int | None = None,
     ) -> Result:
-        """Return memory that JAX will take over: of NumPy on the host, of CuPy on a device."""
+        """Return memory that JAX can take over: NumPy's on the host, CuPy's on a device."""
         steps = strides_or_contiguous(shape, strides)
         nbytes = bytes_spanned(shape, steps, dtype)
         if nbytes != math.prod(shape) * ITEMSIZE[dtype]:
@@ -105,8 +105,8 @@ class Jax(Foreign):
         with device.allocating(self.stream(target) if stream is None else stream, ordinal):
             cupy = device.cupy()
             memory = cupy.cuda.alloc(nbytes)
-            lent = cupy.cuda.UnownedMemory(memory.ptr, nbytes, Loan(memory, queue, fence), ordinal)
-            pointer = cupy.cuda.MemoryPointer(lent, 0)
+            owned = cupy.cuda.UnownedMemory(memory.ptr, nbytes, JaxMemoryOwner(memory, queue, fence), ordinal)
+            pointer = cupy.cuda.MemoryPointer(owned, 0)
             array = cupy.ndarray(shape, storage, pointer, tuple(step * ITEMSIZE[dtype] for step in steps))
         return Result(memory.ptr, DLPackView(array, dtype))
 
@@ -116,26 +116,29 @@ class Jax(Foreign):
         return native.scratch(nbytes, target, stream)
 
     def wrap(self, array: Any, stream: int = 0) -> Any:
-        """Return a jax.Array over the memory of a result, which JAX reads after what is on ``stream``."""
+        """Return a jax.Array over the memory of a result; JAX reads it after the work on ``stream``."""
         kind, ordinal = array.__dlpack_device__()
         if kind == 1:
             return self._from_dlpack(array)
         with device.allocating(stream, ordinal):
             return self._from_dlpack(array)
 
-    def written(self, x: Any, name: str) -> None:
+    def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError: no array of JAX can be written to."""
         del x
         raise LayoutError(f"{name} needs to be writable, got an array of JAX, which cannot be written to")
 
     def _make_fence(self, ordinal: int) -> Callable[[], Callable[[], bool]]:
-        """Return what begins a small operation on a device: when it has ended, so has all that JAX began before."""
+        """Return a function that starts a small JAX operation, and returns a query whether it has ended.
+
+        When it has ended, so has everything that JAX started before it on that device.
+        """
         jax = self._jax
         place = next(there for there in jax.local_devices(backend="gpu") if there.local_hardware_id == ordinal)
         tick = jax.jit(lambda x: x + 1)
-        with device.on(ordinal):  # JAX leaves the device that it worked on current
+        with device.on(ordinal):  # JAX does not restore the current device
             one = jax.device_put(jax.numpy.zeros((), jax.numpy.int32), place)
-            jax.block_until_ready(tick(one))  # compiled here, not when memory comes back
+            jax.block_until_ready(tick(one))  # compile now, not when memory is released
 
         def begin() -> Callable[[], bool]:
             ready: Callable[[], bool] = tick(one).is_ready
@@ -146,5 +149,5 @@ class Jax(Foreign):
 
 @cache
 def framework() -> Jax:
-    """Return the one Jax there is."""
+    """Return the only instance of `Jax`."""
     return Jax(sys.modules["jax"])

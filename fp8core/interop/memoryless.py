@@ -1,4 +1,4 @@
-"""Arrays that are a shape and a dtype without memory: torch's meta and fake tensors, JAX's structs and tracers."""
+"""Arrays with shape and dtype but no memory: torch's meta and fake tensors, JAX's ShapeDtypeStruct and tracers."""
 
 import sys
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ _MEMORY = "__dlpack__", "__cuda_array_interface__", "__array_interface__"
 
 
 class Memoryless(NamedTuple):
-    """What an array without memory says of itself; strides in elements."""
+    """Dtype, shape and strides (in elements) of an array without memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -20,13 +20,14 @@ class Memoryless(NamedTuple):
 
 
 def without_memory(x: Any, name: str) -> Memoryless | None:
-    """Return what an array without memory says of itself; None of arrays that have some, and of what is no array.
+    """Return dtype, shape and strides of an array without memory; None if ``x`` has memory, or is not an array.
 
-    Anything with a shape and a dtype that offers no memory is taken: ``jax.ShapeDtypeStruct`` is.
+    Anything that has a shape and a dtype, and exports no memory, counts as such an array: ``jax.ShapeDtypeStruct``
+    does.
 
     Raises:
-        DTypeError: its dtype is none of `problem.ITEMSIZE`.
-        ShapeError: its extents are symbols.
+        DTypeError: the dtype is not in `problem.ITEMSIZE`.
+        ShapeError: an extent is a symbol, not a number.
     """
     strides = _strides(x)
     if strides is None:
@@ -38,7 +39,7 @@ def without_memory(x: Any, name: str) -> Memoryless | None:
 
 
 def _strides(x: Any) -> tuple[int, ...] | None:
-    """Return the strides of an array without memory, none where they are those of a row-major one; None of others."""
+    """Return the strides of an array without memory, ``()`` if they are row-major; None if ``x`` is no such array."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(x, torch.Tensor):
         fakes = sys.modules.get("torch._subclasses.fake_tensor")

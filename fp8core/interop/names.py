@@ -1,4 +1,4 @@
-"""Names of operands, types and dtypes: whatever a framework calls ``float8_e4m3fn``, it is one string here."""
+"""Names of operands, types and dtypes: a dtype of any framework becomes one string, such as ``float8_e4m3fn``."""
 
 from collections.abc import Collection
 from typing import Any, Final, Self
@@ -10,7 +10,7 @@ _NAMES: Final = {name: name for name in ITEMSIZE}
 
 
 class Operand(str):
-    """What errors call an operand, together with the dtypes that it takes, for those of others to be refused by."""
+    """The name of an operand in error messages, with the dtypes that the operand accepts."""
 
     __slots__ = ("takes",)
     takes: tuple[str, ...]
@@ -23,13 +23,13 @@ class Operand(str):
 
 
 class ScaleOperand(Operand):
-    """An operand that may be a number, too."""
+    """The name of an operand that may also be a number."""
 
     __slots__ = ()
 
 
 def type_name(x: object) -> str:
-    """Return what errors call the type of an operand."""
+    """Return the name of an operand's type, for error messages."""
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
@@ -38,11 +38,11 @@ def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZ
 
     Args:
         dtype: its name, a NumPy or ml_dtypes dtype or scalar type, a ``torch.dtype``, or a dtype of JAX.
-        name: what errors call the argument.
-        among: the names that it may have.
+        name: the name of the argument in error messages.
+        among: the accepted names.
 
     Raises:
-        DTypeError: it is none of those, or one that is not taken.
+        DTypeError: dtype is not a dtype, or its name is not in ``among``.
     """
     if isinstance(dtype, str):
         known = _NAMES.get(dtype)
@@ -59,6 +59,6 @@ def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZ
 def _spelling(dtype: Any) -> str:
     if isinstance(dtype, type):
         return dtype.__name__ if dtype.__module__ in ("numpy", "ml_dtypes", "jax.numpy") else ""
-    # numpy.dtype has a name; older scalar types of jax.numpy have such a dtype; torch.dtype is written "torch.uint8".
+    # numpy.dtype has a name; older scalar types of jax.numpy have a numpy.dtype; str(torch.uint8) is "torch.uint8".
     named = getattr(dtype, "name", None) or getattr(getattr(dtype, "dtype", None), "name", None)
     return named if isinstance(named, str) else str(dtype).removeprefix("torch.")

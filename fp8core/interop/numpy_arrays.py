@@ -1,4 +1,4 @@
-"""Interop with NumPy and the dtypes of ml_dtypes; also the host memory that other frameworks are handed."""
+"""Interop with NumPy and the dtypes of ml_dtypes; also allocates the host memory that other frameworks receive."""
 
 import sys
 from functools import cache
@@ -22,23 +22,23 @@ from fp8core.interop.tensor import (
 from fp8core.problem import HOST, ITEMSIZE, Target
 
 ALIGNMENT = 64
-"""Of host memory: a cache line, and what XLA asks of memory that it takes over without a copy."""
+"""The alignment of host memory in bytes: a cache line, and what XLA requires to take memory over without a copy."""
 
 
 @cache
 def dtypes() -> dict[str, np.dtype[Any]]:
-    """Return the NumPy dtype of each of our names."""
+    """Return the NumPy dtype of each name in `problem.ITEMSIZE`."""
     return {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ITEMSIZE}
 
 
 @cache
 def names() -> dict[np.dtype[Any], str]:
-    """Return our name of each NumPy dtype that has one."""
+    """Return the name in `problem.ITEMSIZE` of each NumPy dtype that has one."""
     return {dtype: name for name, dtype in dtypes().items()}
 
 
 def dtype_of(dtype: Any, name: str) -> str:
-    """Return our name of the dtype of the operand ``name``, or raise DTypeError."""
+    """Return the name of the dtype of the operand ``name``; raise DTypeError if it has none in `problem.ITEMSIZE`."""
     known = names().get(dtype)
     if known is not None:
         return known
@@ -50,7 +50,7 @@ def dtype_of(dtype: Any, name: str) -> str:
 def memory(
     shape: tuple[int, ...], dtype: np.dtype[Any], strides: tuple[int, ...] | None, nbytes: int
 ) -> np.ndarray[Any, Any]:
-    """Return an uncleared array over ``nbytes`` of memory aligned to 64 bytes; strides in elements."""
+    """Return an uninitialized array over ``nbytes`` of memory aligned to 64 bytes; strides in elements."""
     raw = np.empty(nbytes + ALIGNMENT, np.uint8)
     offset = -raw.ctypes.data % ALIGNMENT
     steps = None if strides is None else tuple(stride * dtype.itemsize for stride in strides)
@@ -63,7 +63,7 @@ class Numpy(Framework):
     name = "numpy"
 
     def view(self, x: Any, name: str) -> TensorView:
-        """Return a view of a NumPy array; masked arrays are refused, for their mask would be lost."""
+        """Return a view of a NumPy array; masked arrays are refused, as their mask would be lost."""
         if isinstance(x, np.ma.MaskedArray):
             raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
         dtype = dtype_of(x.dtype, name)
@@ -85,19 +85,19 @@ class Numpy(Framework):
         strides: tuple[int, ...] | None = None,
         stream: int | None = None,
     ) -> Result:
-        """Return an uncleared NumPy array at a multiple of 64 bytes."""
+        """Return an uninitialized NumPy array, aligned to 64 bytes."""
         del target, stream
         nbytes = bytes_spanned(shape, strides_or_contiguous(shape, strides), dtype)
         array = memory(shape, dtypes()[dtype], strides, nbytes)
         return Result(array.ctypes.data, array)
 
     def reinterpret(self, x: Any, dtype: str) -> Any:
-        """Return an array over the same memory; a Float8Array for one over NumPy bytes, but the bytes for "uint8"."""
+        """Return an array over the same memory; for a Float8Array another Float8Array, or its bytes for "uint8"."""
         if isinstance(x, Float8Array):
             return x.codes if dtype == "uint8" else Float8Array(x.codes, dtype)
         return x.view(dtypes()[dtype])
 
-    def written(self, x: Any, name: str) -> None:
+    def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is read-only."""
         if not x.flags.writeable:
             raise LayoutError(f"{name} needs to be writable, got a read-only array")
@@ -105,5 +105,5 @@ class Numpy(Framework):
 
 @cache
 def framework() -> Numpy:
-    """Return the one Numpy there is."""
+    """Return the only instance of `Numpy`."""
     return Numpy()

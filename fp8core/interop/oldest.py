@@ -1,18 +1,19 @@
-"""The oldest releases of the frameworks that have a package of their own here."""
+"""The oldest supported releases of the frameworks that have a sub-package of fp8core."""
 
 import re
 from importlib import import_module
 from typing import Final
 
 OLDEST: Final = {"torch": "2.11", "jax": "0.10.2", "transformers": "5.17"}
-"""The first releases that the tests ran with. Arrays of older ones are taken, too, but not by `fp8core.torch`."""
+"""The oldest releases that the tests ran with. Arrays of older releases are accepted too, but not by
+`fp8core.torch`."""
 
 
 def require(framework: str) -> None:
-    """Check a framework's version before what older releases do not have is imported from it.
+    """Check a framework's version, before importing from it what older releases lack.
 
     Raises:
-        ImportError: it is not installed, or older than any that the tests ran with.
+        ImportError: the framework is not installed, or is older than any release that the tests ran with.
     """
     version: str = import_module(framework).__version__
     if _numbers(version) < _numbers(OLDEST[framework]):
@@ -20,6 +21,6 @@ def require(framework: str) -> None:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """Return the numbers that a version begins with: (2, 13, 0) of 2.13.0a0+cpu."""
+    """Return the leading numbers of a version: (2, 13, 0) for 2.13.0a0+cpu."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, found[0].split("."))) if found else ()

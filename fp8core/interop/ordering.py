@@ -1,8 +1,8 @@
-"""The order of a launch among the streams of several frameworks: what it waits for, and what waits for it.
+"""Orders a launch among the streams of several frameworks: what it waits for, and what waits for it.
 
-Streams that are captured into graphs follow a rule of their own. Within one capture they wait for each other as ever.
-A captured stream does nothing before its graph is launched, so it cannot wait for one that is not captured, nor that
-one for it: the order between a graph's launch and what other streams do is the caller's, as with all graphs.
+Streams under capture follow another rule. Within one capture they wait for each other as usual. A captured stream runs
+nothing before its graph is launched, so it cannot wait for a stream that is not captured, and such a stream cannot wait
+for it. As with all graphs, the caller orders the launch of a graph with the work of other streams.
 """
 
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from fp8core.interop.tensor import Framework, TensorView
 
 
 def order_before(stream: int, views: Sequence[TensorView], explicit: object = None) -> None:
-    """Let the stream of a launch wait for what is still done to its operands.
+    """Make the stream of a launch wait for pending work on the operands.
 
     Args:
         stream: the stream to launch on.
-        views: every operand, results given by the caller included; the first one's framework chose the stream.
-        explicit: what the caller gave as ``stream=``, if anything. Then the operands may still be in the making on
-            their own framework's current stream, that of the first included, and are waited for, as DLPack has it.
+        views: all operands, including results that the caller gave; the framework of the first one chose the stream.
+        explicit: the caller's ``stream=``, if any. Then even the first operand may still have pending work on its
+            framework's current stream, and the launch waits for the streams of all operands, as in DLPack.
 
     Raises:
-        DeviceError: an operand is made on a stream that is being captured into a graph, and ``stream`` is not.
+        DeviceError: an operand is produced on a stream that is being captured into a graph, and ``stream`` is not.
     """
     if views[0].target.platform == "host":
         return
     ordered: set[Framework] = set() if explicit is not None else {views[0].framework}
     for view in views:
         framework = view.framework
-        if view.held is not None:  # known array by array
+        if view.held is not None:  # each array may have a stream of its own
             framework.order_before(view, stream, explicit)
         elif framework not in ordered:
             ordered.add(framework)
@@ -35,11 +35,12 @@ def order_before(stream: int, views: Sequence[TensorView], explicit: object = No
 
 
 def order_after(stream: int, views: Sequence[TensorView], explicit: object = None) -> None:
-    """Let the current streams of all other frameworks wait for a launch, and keep what the caller may drop now.
+    """Make the current streams of all other frameworks wait for a launch, and keep operands that the caller may drop.
 
-    After it, another framework may read a result in memory of its own, and use the memory of its operands again.
-    The framework of the first operand works on ``stream``; if that was given explicitly, it does not wait (the caller
-    orders two streams of one framework as usual), and the operands are kept until the stream has passed.
+    Afterwards another framework may read a result in its own memory, and reuse the memory of its operands. The first
+    operand's framework works on ``stream``. If the caller gave the stream explicitly, that framework does not wait (the
+    caller orders two streams of one framework as usual), and its operands are kept until the stream has passed the
+    launch.
     """
     first = views[0]
     if first.target.platform == "host":
@@ -47,7 +48,7 @@ def order_after(stream: int, views: Sequence[TensorView], explicit: object = Non
     ordered = {first.framework}
     for view in views:
         framework = view.framework
-        if view.held is not None:  # known array by array
+        if view.held is not None:  # each array may have a stream of its own
             framework.release(view, stream)
         if framework is first.framework:
             if explicit is not None:

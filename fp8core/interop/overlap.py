@@ -1,4 +1,4 @@
-"""Whether two arrays share memory, element by element and not by their ends alone."""
+"""Tests whether two arrays share memory, by their elements and not only by their first and last addresses."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ Layout = tuple[int, tuple[int, ...], tuple[int, ...], str]
 
 
 class _Memory:
-    """Memory of any device under NumPy's protocol; only its addresses are looked at."""
+    """Memory of any device behind NumPy's array interface; only its addresses are used, the memory is never read."""
 
     def __init__(self, layout: Layout) -> None:
         pointer, shape, strides, dtype = layout
@@ -24,7 +24,7 @@ class _Memory:
 
 
 def share_memory(one: Layout, other: Layout) -> bool:
-    """Return whether any byte belongs to both arrays, as in rows of one that stand between rows of the other."""
+    """Return whether any byte belongs to both arrays; rows of one may lie between rows of the other without sharing."""
     import numpy as np
 
     return np.shares_memory(np.asarray(_Memory(one)), np.asarray(_Memory(other)), max_work=-1)

@@ -1,4 +1,4 @@
-"""What interop passes on: views of arrays going in, results coming out, and the interface of a framework."""
+"""The types of interop: views of input arrays, new results, and the interface of a framework."""
 
 import ctypes
 from abc import ABC, abstractmethod
@@ -12,63 +12,64 @@ from fp8core.runtime import device, graph_memory, streams
 from fp8core.runtime.releases import releases
 
 new_tuple: Any = tuple.__new__
-"""Makes a named tuple in a third of the time that its own constructor takes."""
+"""Makes a named tuple in a third of the time of its own constructor."""
 
 
 class TensorView(NamedTuple):
-    """An array as kernels see it; reading it copied nothing and waited for nothing."""
+    """An array as kernels see it. Making a view copies nothing and waits for nothing."""
 
     pointer: int
-    """The address of the first element; 0 is possible where there is none."""
+    """The address of the first element; may be 0 if there are no elements."""
     dtype: str
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    """In elements, as the array has them: 0 where it is broadcast, negative where it is reversed."""
+    """In elements; 0 along a broadcast axis, negative along a reversed one."""
     target: Target
     framework: "Framework"
     owner: Any
     """The array."""
     held: object = None
-    """What else keeps the memory; it must live until the launch has been made."""
+    """Another object that keeps the memory alive; it must live until the launch has been made."""
 
 
 class Result(NamedTuple):
-    """New memory of a framework's own, not cleared."""
+    """New, uninitialized memory from a framework's allocator."""
 
     pointer: int
     array: Any
-    """What `Framework.wrap` makes the caller's array from."""
+    """The array, which `Framework.wrap` turns into the one that the caller gets."""
 
 
 Allocator = Callable[[int | None], tuple[int, Any]]
-"""Allocates: the stream that will write, if it was given explicitly, in; the address and the array out."""
+"""Allocates an array. Takes the stream that will write it, or None for the framework's current stream; returns address
+and array."""
 
 
 class Framework(ABC):
-    """A framework as seen from here: its arrays read, its memory allocated, its streams asked."""
+    """The interface of a framework: reads its arrays, allocates its memory, and orders its streams."""
 
     name: str
     wraps: bool = False
-    """Whether `wrap` has to make the caller's array from the one that was allocated."""
+    """Whether `wrap` has to turn an allocated array into the one that the caller gets."""
     immutable: bool = False
-    """Whether no array of it can be written to, so that what others do in place gives a new array."""
+    """Whether its arrays cannot be written to; operations that work in place for other frameworks return new arrays."""
 
     @abstractmethod
     def view(self, x: Any, name: str) -> TensorView:
-        """Return a view of the framework's array ``x``, which errors call ``name``.
+        """Return a view of the framework's array ``x``; ``name`` is its name in error messages.
 
         Raises:
-            DTypeError: its dtype is none of ours, or not in the machine's byte order.
+            DTypeError: its dtype is not in `problem.ITEMSIZE`, or its byte order is not the machine's.
             LayoutError: it has no strided memory of its own.
-            DeviceError: it lies on a device that kernels cannot be launched on.
+            DeviceError: it is on a device that kernels cannot be launched on.
         """
 
     @abstractmethod
     def stream(self, target: Target) -> int:
-        """Return the stream that the framework works on now: its address, 0 for the default one and on the host."""
+        """Return the address of the framework's current stream; 0 for the default stream and on the host."""
 
     def stream_getter(self, target: Target) -> Callable[[], int]:
-        """Return a function that asks for `stream` of the same target again and again."""
+        """Return a function that returns the current `stream` of a target on each call."""
         return lambda: self.stream(target)
 
     @abstractmethod
@@ -80,69 +81,74 @@ class Framework(ABC):
         strides: tuple[int, ...] | None = None,
         stream: int | None = None,
     ) -> Result:
-        """Return an uncleared array.
+        """Return an uninitialized array.
 
         Args:
             shape: its extents.
             dtype: the name of its dtype.
-            target: where.
+            target: the target to allocate on.
             strides: in elements; row-major if left out.
-            stream: the stream that will write it, where that is not `stream(target)`: memory is reused in the
-                order of a stream, so it has to come from the right one's pool.
+            stream: the stream that will write the array, if it is not `stream(target)`. Allocators reuse memory in the
+                order of a stream, so the memory has to come from the pool of that stream.
         """
 
     def declared(self, x: Any, name: str) -> tuple[str, Target]:
-        """Return the dtype and the device of ``x``, which a framework may know without its memory."""
+        """Return the dtype and the device of ``x``; some frameworks know them for arrays without memory."""
         seen = self.view(x, name)
         return seen.dtype, seen.target
 
     def signature(self, x: Any) -> tuple[int, Any]:
-        """Return the address of ``x`` and a hashable value: arrays of equal ones pass the same checks.
+        """Return the address of ``x`` and a hashable value; arrays with equal values pass the same checks.
 
-        None stands for a framework, or an array, that has to be viewed each time.
+        The value is None if the array, or every array of the framework, has to be viewed in each call.
         """
         del x
         return 0, None
 
     address: Callable[[Any], int] | None = None
-    """The address of an array, of a framework that has a `guard`."""
+    """Returns the address of an array; None for a framework without a `guard`."""
     blocked: Callable[[], object] = bool
-    """Whether guards must not be asked now; of a framework that has them."""
+    """Returns whether guards must not be called now; only used if the framework has guards."""
     unguarded: str = ""
-    """The attribute that is true of arrays of which guards must not be asked; of a framework that has them."""
+    """The attribute that is true of arrays which must not be passed to a guard; only used if the framework has
+    guards."""
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
-        """Return a function that tells whether as many others have the signatures of ``operands``; no is safe."""
+        """Return a function that tests whether other arrays have the signatures of ``operands``.
+
+        It may give false negatives, never false positives.
+        """
         del operands
         return lambda *_: False
 
     def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
     ) -> Allocator:
-        """Return a function that allocates the same array again and again; it takes what `empty` takes as stream."""
+        """Return a function that allocates such an array on each call; it takes the ``stream`` of `empty`."""
         return lambda stream: self.empty(shape, dtype, target, strides, stream)
 
     def bare_memory(self, target: Target) -> tuple[Callable[[int, int], int], Callable[[int], object]] | None:
-        """Return what allocates memory without an array, given bytes and a stream, and what frees it; None without.
+        """Return a function that allocates memory without an array, from bytes and a stream, and one that frees it.
 
-        Such memory is at a multiple of 256 bytes, and goes to later requests on its stream as soon as it is freed.
+        None if the framework has no such functions. The memory is aligned to 256 bytes, and is reused by later requests
+        on its stream as soon as it is freed.
         """
         del target
         return None
 
     def scratch(self, nbytes: int, target: Target, stream: int | None = None) -> Result:
-        """Return ``nbytes`` of memory at a multiple of 256 bytes, alive as long as the result is."""
+        """Return ``nbytes`` of memory aligned to 256 bytes, which lives as long as the result."""
         array = self.empty((nbytes + 255,), "uint8", target, None, stream)
         return Result(-(-array.pointer // 256) * 256, array.array)
 
     def scratch_allocator(self, nbytes: int, target: Target) -> Allocator:
-        """Return a function that allocates the same `scratch` again and again."""
+        """Return a function that allocates such a `scratch` on each call."""
         return lambda stream: self.scratch(nbytes, target, stream)
 
     def number(self, value: float, target: Target, stream: int) -> TensorView:
-        """Return ``value`` as one fp32 number that ``stream`` writes: nothing waits, and no memory of the host is read.
+        """Return ``value`` as one fp32 number, written on ``stream`` without waiting and without reading host memory.
 
-        So it is also good within a capture; then it lives as long as the graph.
+        So it also works during a capture; the number then lives as long as the graph.
         """
         owner = None
         if target.platform == "host":
@@ -155,24 +161,24 @@ class Framework(ABC):
         return TensorView(pointer, "float32", (1,), (1,), target, self, owner)
 
     def wrap(self, array: Any, stream: int = 0) -> Any:
-        """Return the array of a result, written on ``stream``, as the framework's own; no copy."""
+        """Return the array of a result, written on ``stream``, as an array of the framework, without a copy."""
         del stream
         return array
 
     def reinterpret(self, x: Any, dtype: str) -> Any:
-        """Return an array over the memory of ``x`` whose elements of one byte are of ``dtype``."""
+        """Return an array over the memory of ``x`` with the one-byte dtype ``dtype``."""
         del x
         raise LayoutError(f"{self.name} cannot give the memory of an array another dtype ({dtype})")
 
     def producer(self, view: TensorView) -> int:
-        """Return the stream on which the memory of a view is made: the framework's, unless arrays say otherwise."""
+        """Return the stream that produces a view's memory: the array's own, if it names one, or the framework's."""
         return self.stream(view.target)
 
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Let ``stream``, whose object is ``owner`` if there is one, wait for what is still done to a view's memory.
+        """Make ``stream`` wait for pending work on a view's memory; ``owner`` is the stream's object, if there is one.
 
         Raises:
-            DeviceError: that is being captured into a graph, and ``stream`` is not.
+            DeviceError: the stream of that work is being captured into a graph, and ``stream`` is not.
         """
         del owner
         producer = self.producer(view)
@@ -184,31 +190,31 @@ class Framework(ABC):
         streams.join(stream, producer, view.target.device)
 
     def order_after(self, view: TensorView, stream: int) -> None:
-        """Let the framework's current stream wait for what ``stream`` does to a view's memory."""
+        """Make the framework's current stream wait for the work of ``stream`` on a view's memory."""
         streams.join(self.stream(view.target), stream, view.target.device)
 
-    def release(self, view: TensorView, stream: int) -> None:  # noqa: B027 - of arrays that name streams of their own
-        """Let the stream that an array itself names wait for what ``stream`` does to its memory."""
+    def release(self, view: TensorView, stream: int) -> None:  # noqa: B027 - only for arrays that name a stream
+        """Make the stream that an array names wait for the work of ``stream`` on its memory."""
 
     def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
-        """Keep the memory of an operand until ``stream``, which is not the one that it was made on, has passed.
+        """Keep an operand alive until ``stream`` has passed the launch, if it is not the framework's current stream.
 
-        (torch's ``record_stream`` would not do: when the memory is freed it records an event on that stream, and ends
-        the process if the stream, which is the caller's, is gone by then.)
+        (torch's ``record_stream`` is no alternative: when the memory is freed it records an event on the caller's
+        stream, and aborts the process if that stream has been destroyed.)
         """
         del owner
         if stream != self.stream(view.target):
             releases().keep(view.owner, stream, view.target.device)
 
     wrote: Callable[[tuple[Any, ...]], object] | None = None
-    """Takes note that arrays were written in place; None where nobody asks, as without autograd."""
+    """Tells the framework that arrays were written in place; None if it need not know, as without autograd."""
 
-    def written(self, x: Any, name: str) -> None:  # noqa: B027 - arrays can be written unless a framework says no
+    def check_writable(self, x: Any, name: str) -> None:  # noqa: B027 - by default arrays can be written to
         """Raise LayoutError if ``x`` must not be written to."""
 
 
 def fill_number(pointer: int, value: float, target: Target, stream: int) -> None:
-    """Write one fp32 number, on ``stream`` where the target has streams."""
+    """Write one fp32 number, on ``stream`` if the target has streams."""
     if target.platform == "host":
         ctypes.c_float.from_address(pointer).value = value
     else:
@@ -216,14 +222,17 @@ def fill_number(pointer: int, value: float, target: Target, stream: int) -> None
 
 
 def bytes_spanned(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> int:
-    """Return how many bytes lie from the first to the last element, both included."""
+    """Return the number of bytes from the first to the last element, both included."""
     if 0 in shape:
         return 0
     return (sum((extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)) + 1) * ITEMSIZE[dtype]
 
 
 def bytes_reached(shape: tuple[int, ...], strides: tuple[int, ...], dtype: str) -> tuple[int, int]:
-    """Return where elements begin and end, in bytes from the first one's address: it may be the last in memory."""
+    """Return where an array begins and ends, in bytes from the address of its first element.
+
+    With negative strides the first element may be the last in memory, and the beginning is negative.
+    """
     if 0 in shape:
         return 0, 0
     reach = [(extent - 1) * stride for extent, stride in zip(shape, strides, strict=True)]
@@ -237,10 +246,10 @@ def strides_or_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | Non
 
 
 def in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int, ...]:
-    """Return strides given in bytes in elements.
+    """Convert strides from bytes to elements.
 
     Raises:
-        LayoutError: they are not multiples of an element, as in a field of a structured array.
+        LayoutError: they are not multiples of the element size, as in a field of a structured array.
     """
     if itemsize == 1:
         return strides
@@ -251,7 +260,7 @@ def in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int
 
 
 def check_memory(pointer: int, shape: tuple[int, ...], name: str) -> None:
-    """Refuse an array with elements and without memory: an exporter's null pointer, or a storage that was freed.
+    """Refuse an array that has elements but no memory: an exporter's null pointer, or a storage that was freed.
 
     Raises:
         LayoutError: the address is 0.
@@ -264,7 +273,7 @@ def check_aligned(pointer: int, dtype: str, name: str) -> None:
     """Refuse an address at which a GPU cannot load or store an element.
 
     Raises:
-        LayoutError: it is not a multiple of the element's size.
+        LayoutError: the address is not a multiple of the element size.
     """
     itemsize = ITEMSIZE[dtype]
     if pointer % itemsize:
@@ -272,5 +281,5 @@ def check_aligned(pointer: int, dtype: str, name: str) -> None:
 
 
 def refused_dtype(name: str, dtype: object) -> DTypeError:
-    """Return the error for an operand, named by text or by an `Operand`, whose dtype is none of ours."""
+    """Return the error for an operand, named by a string or an `Operand`, whose dtype is not supported."""
     return DTypeError(f"{name} needs an array of {', '.join(getattr(name, 'takes', ITEMSIZE))}, got {dtype}")

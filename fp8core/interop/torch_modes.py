@@ -1,24 +1,24 @@
-"""The modes of torch in which tensors are not what they seem: calls there are refused, not recorded and not run."""
+"""The modes of torch in which tensors do not stand for their own memory; calls are refused there."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class Modes:
-    """What the calling thread is inside of: dispatch modes, transforms of torch.func, tracing."""
+    """Tells which modes are active on the calling thread: dispatch modes, transforms of torch.func, tracing."""
 
     def __init__(self, torch: Any) -> None:
         self._c = torch._C
         self.count: Callable[[], int] = torch._C._len_torch_dispatch_stack
-        """How many dispatch modes are active, as FakeTensorMode, FunctionalTensorMode and make_fx's."""
+        """Returns the number of active dispatch modes, such as FakeTensorMode, FunctionalTensorMode and make_fx's."""
         self._transforms = torch._C._functorch.maybe_current_level
         self._traced = torch._C._get_tracing_state
         self.functional: Callable[[Any], bool] = torch._is_functional_tensor
         self.plain = _Plain(torch._C._disabled_torch_dispatch_impl)
-        """Whether the tensors of a class are themselves: those with __torch_dispatch__ stand for something else."""
+        """By class, whether its tensors are ordinary ones; those with __torch_dispatch__ stand for something else."""
 
     def active(self) -> str | None:
-        """Return what the thread is inside of, in words, or None."""
+        """Return a description of the active mode, or None."""
         count = self.count()
         if count:
             return type(self._c._get_dispatch_stack_at(count - 1)).__name__

@@ -1,4 +1,4 @@
-"""Interop with PyTorch, through the module that made the tensors: `sys.modules` has it when one arrives."""
+"""Interop with PyTorch, whose module is in `sys.modules` when a tensor arrives."""
 
 import math
 import sys
@@ -25,15 +25,14 @@ from fp8core.runtime import device, loaded
 
 
 class Torch(Framework):
-    """``torch.Tensor`` and its subclasses, read without DLPack, which costs ten times as much.
+    """``torch.Tensor`` and its subclasses, read without DLPack, which takes ten times as long.
 
-    A tensor that requires grad is read like any other, and results never require it: nothing here is
-    differentiated.
+    A tensor that requires grad is read like any other, and results never require grad: nothing is differentiated here.
     """
 
     name = "torch"
     unguarded = "is_nested"
-    """torch's guards ask strides before anything else, and end the process where there are none."""
+    """torch's guards read strides first, and abort the process for tensors without strides."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
@@ -50,7 +49,10 @@ class Torch(Framework):
 
     @cached_property
     def address(self) -> Callable[[Any], int] | None:  # type: ignore[override]
-        """Return a tensor's address, where torch has the guards; asked outside of modes, where their test fails."""
+        """The function that returns a tensor's address; None if torch has no usable guards.
+
+        It is first read outside of modes, as the test of the guards fails inside them.
+        """
         address: Callable[[Any], int] | None = None if self._guards is None else self._torch.Tensor.data_ptr
         return address
 
@@ -59,7 +61,7 @@ class Torch(Framework):
         return _guards(self._torch)
 
     def view(self, x: Any, name: str) -> TensorView:
-        """Return a view of a tensor; one that is sparse, fake or wrapped, or on another device, is refused."""
+        """Return a view of a tensor; sparse, fake and wrapped tensors, and those on other devices, are refused."""
         mode = self._modes.active()
         if mode is not None:
             raise LayoutError(f"{name} needs memory of its own, got a {type(x).__name__} inside {mode}")
@@ -98,12 +100,12 @@ class Torch(Framework):
             return HOST
         if not x.is_cuda:
             raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {x.device}")
-        if self._torch.version.hip:  # torch may have come after CuPy, with a runtime of its own
+        if self._torch.version.hip:  # torch may have been loaded after CuPy, with its own copy of the HIP runtime
             loaded.refuse_second_hip_runtime()
         return device.target(x.get_device())
 
     def signature(self, x: Any) -> tuple[int, Any]:
-        """Return the address of a tensor and what `view` asks of it."""
+        """Return the address of a tensor, and the properties that `view` checks."""
         if self._modes.active() is not None or not self._modes.plain[type(x)]:
             return 0, None
         try:
@@ -111,14 +113,14 @@ class Torch(Framework):
             if not pointer or pointer % x.itemsize or x.is_neg():
                 return pointer, None
             return pointer, (x.dtype, x.shape, x.stride(), x.device)
-        except (RuntimeError, NotImplementedError):  # sparse, wrapped by torch.func: `view` has the words
+        except (RuntimeError, NotImplementedError):  # sparse, or wrapped by torch.func: `view` raises the error
             return 0, None
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:
         """Return the guard of torch's compiled graphs: it compares every field that `signature` reads, and more.
 
-        It takes the dispatch keys of the thread into account, and so fails inside transforms of torch.func, tracing
-        and modes that are not torch's own; of FakeTensorMode and its like, which it ignores, `blocked` tells.
+        It also compares the dispatch keys of the thread, and so fails inside transforms of torch.func, tracing and
+        modes that are not torch's own. It ignores FakeTensorMode and similar modes; `blocked` detects those.
         """
         assert self._guards is not None
         check: Callable[..., bool] = self._guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
@@ -127,7 +129,7 @@ class Torch(Framework):
     def allocator(
         self, shape: tuple[int, ...], dtype: str, target: Target, strides: tuple[int, ...] | None = None
     ) -> Allocator:
-        """Return a function that allocates the same tensor again and again."""
+        """Return a function that allocates such a tensor on each call."""
         self._check_allocating()
         steps = strides_or_contiguous(shape, strides)
         where = self._cpu if target.platform == "host" else self._on(target.device)
@@ -135,7 +137,7 @@ class Torch(Framework):
         like = make()
         like.untyped_storage().resize_(0)
         make_alike = partial(self._torch.empty_like, like)  # half a microsecond faster
-        if make_alike().stride() == steps:  # not so where elements lie apart
+        if make_alike().stride() == steps:  # false if there are gaps between elements
             make = make_alike
         filled = math.prod(shape) > 0
 
@@ -155,22 +157,22 @@ class Torch(Framework):
         return new
 
     def _check_allocating(self) -> None:
-        """Refuse to allocate where torch would give a tensor that is no memory, or that a trace takes for its own."""
+        """Refuse to allocate in a mode where torch returns a tensor without memory, or records it in a trace."""
         mode = self._modes.active()
         if mode is not None:
             raise LayoutError(f"a result needs memory, got none inside {mode}")
 
     def scratch_allocator(self, nbytes: int, target: Target) -> Allocator:
-        """Return a function that allocates bytes; on a device torch aligns all memory to 512."""
+        """Return a function that allocates ``nbytes``; on a device, torch aligns all memory to 512 bytes."""
         if target.platform == "host":
             return super().scratch_allocator(nbytes, target)
         return self.allocator((nbytes,), "uint8", target)
 
     def bare_memory(self, target: Target) -> tuple[Callable[[int, int], int], Callable[[int], object]] | None:
-        """Return torch's own functions for other libraries: a tensor takes two microseconds more.
+        """Return torch's allocator functions for other libraries; allocating a tensor takes two microseconds longer.
 
-        They allocate on the current device. torch.cuda.caching_allocator_alloc, which calls the first of them, asks for
-        the device and changes it each time.
+        They allocate on the current device, so they are used only if there is one device.
+        torch.cuda.caching_allocator_alloc calls the first of them, but queries and sets the device each time.
         """
         take = getattr(self._torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
         give = getattr(self._torch._C, "_cuda_cudaCachingAllocator_raw_delete", None)
@@ -186,7 +188,7 @@ class Torch(Framework):
         return stream
 
     def stream_getter(self, target: Target) -> Callable[[], int]:
-        """Return a function that asks for torch's current stream on the device of ``target``."""
+        """Return a function that returns torch's current stream on the device of ``target``."""
         if target.platform == "host" or self._raw_stream is None:
             return int
         return partial(self._raw_stream, target.device)
@@ -199,7 +201,7 @@ class Torch(Framework):
         strides: tuple[int, ...] | None = None,
         stream: int | None = None,
     ) -> Result:
-        """Return an uncleared tensor from torch's own allocator, of the pool of ``stream``."""
+        """Return an uninitialized tensor from torch's allocator, in the pool of ``stream``."""
         self._check_allocating()
         if stream is not None and stream != self.stream(target):
             return self._empty_on(stream, shape, dtype, target, strides)
@@ -226,7 +228,7 @@ class Torch(Framework):
 
 
 def _guards(torch: Any) -> Any:
-    """Return the class of torch's guards, or None where it is not what it is known to be."""
+    """Return the class of torch's guards; None if torch lacks it, or if it does not behave as expected."""
     guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
     try:
         x, y = torch.zeros(2, 4, 4, device="cpu")
@@ -239,10 +241,10 @@ def _guards(torch: Any) -> Any:
 
 
 def _increment(torch: Any) -> Callable[[tuple[Any, ...]], None]:
-    """Return the function that bumps the version counters of tensors, except of those made in inference mode.
+    """Return the function that increments the version counters of tensors, except of those made in inference mode.
 
-    The public one, ``torch.autograd.graph.increment_version``, imports a submodule and takes twice as long. Before
-    torch 2.7 both take one tensor and refuse those without a counter.
+    The public function, ``torch.autograd.graph.increment_version``, imports a submodule and takes twice as long. Before
+    torch 2.7 both functions take one tensor, and refuse a tensor without a counter.
     """
     increment: Callable[[Any], None] = torch._C._increment_version
     with torch.inference_mode():
@@ -262,5 +264,5 @@ def _increment(torch: Any) -> Callable[[tuple[Any, ...]], None]:
 
 @cache
 def framework() -> Torch:
-    """Return the one Torch there is."""
+    """Return the only instance of `Torch`."""
     return Torch(sys.modules["torch"])

@@ -1,10 +1,11 @@
 """fp8core inside JAX: its functions in ``jax.jit`` and the other transformations, and FP8 layers as pytrees.
 
-Once it is imported, the functions of `fp8core` take arrays and tracers of JAX: in a traced function each becomes a
-custom call, whose handler is written in Python and launches the kernel on the program's stream. XLA records it into
-command buffers, so that a program runs without Python. Calls outside of ``jax.jit`` run such a program from a cache.
+With this module imported, the functions of `fp8core` take JAX arrays and tracers. In a traced function each call
+becomes a custom call, whose handler is written in Python and launches the kernel on the program's stream. XLA records
+the launches into command buffers, so that a program runs without Python. A call outside of ``jax.jit`` runs such a
+program from a cache.
 
-The first array of JAX that is given to a function of `fp8core` imports this module.
+The first call of a function of `fp8core` with a JAX array imports this module.
 
 Examples:
     >>> import jax, jax.numpy as jnp, fp8core, fp8core.jax

@@ -1,4 +1,4 @@
-"""`jax.vmap` of calls: an added axis becomes rows where all scales stay what they are, else a loop over calls."""
+"""`jax.vmap` of calls: the batch axis becomes rows if that changes no scale; otherwise calls run in a loop."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -15,14 +15,14 @@ from fp8core.problem import PER_TENSOR
 
 
 def _scale_with_rows(shapes: dict[int, tuple[Any, ...]], scale: int) -> bool:
-    """Return whether a scale has the axes of the rows that it belongs to, so that both may get another one."""
+    """Return whether a scale has the leading axes of operand 0, so that both may get a batch axis."""
     return len(shapes[scale]) == len(shapes[0]) > 1 and shapes[scale][:-1] == shapes[0][:-1]
 
 
 def _may_scale(places: frozenset[int], scale: int) -> Callable[[CallOf, dict[int, tuple[Any, ...]], set[int]], bool]:
-    """Return what tells whether a call whose operands at some places are batched is one call of more rows.
+    """Return a predicate for batched calls that one call with more rows can compute.
 
-    Those at ``places`` have to be batched, and the scale may be.
+    All operands at ``places`` have to be batched, the scale may be, and no other operand.
     """
 
     def holds(call: CallOf, shapes: dict[int, tuple[Any, ...]], batched: set[int]) -> bool:
@@ -54,7 +54,7 @@ FOLDS: Final[dict[str, Callable[[CallOf, dict[int, tuple[Any, ...]], set[int]], 
     "scaled_mm": _scaled_mm,
     "scaled_mm_nt": _scaled_mm,
 }
-"""Which calls may take the batch as rows; a scale that is found has to come out for each of the batch, too."""
+"""By operation: whether a call may take the batch as rows. `_gives_each` also checks that each item gets its scale."""
 
 
 def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, call: CallOf, jaxpr: Any) -> tuple[list[Any], list[int]]:
@@ -81,7 +81,7 @@ def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, call: CallOf, jaxpr: A
 
 
 def _gives_each(call: CallOf, one: Sequence[Any], all_: Sequence[Any], size: Any) -> bool:
-    """Return whether a call of the whole batch is possible, and gives what calls of each give."""
+    """Return whether one call of the whole batch is possible, with a batch axis in front of each result's shape."""
     try:
         whole = traced(call, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in all_])
     except Fp8Error:
@@ -90,5 +90,5 @@ def _gives_each(call: CallOf, one: Sequence[Any], all_: Sequence[Any], size: Any
 
 
 def install() -> None:
-    """Let `jax.vmap` batch calls."""
+    """Register the rule by which `jax.vmap` batches calls."""
     batching.primitive_batchers[CALL] = _batch

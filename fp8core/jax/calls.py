@@ -1,4 +1,4 @@
-"""Calls on arrays of JAX: what is traced in their place, and how an eager call runs the same program from a cache."""
+"""Calls on JAX arrays: a traced call binds a primitive, and an eager call runs the same program from a cache."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,14 +24,17 @@ from fp8core.jax.rules import rule_of
 from fp8core.jax.sharding import partitioned, spec_over, specs_of
 
 CALLS_KEPT: Final = 4096
-"""Kinds of eager calls whose programs are kept."""
+"""The number of kinds of eager calls whose programs are cached."""
 CALL: Final = Primitive("fp8core")
-"""A call of an operation, as transformations of JAX meet it; ``jaxpr`` is what it is lowered to."""
+"""A call of an operation, as JAX's transformations see it. It is lowered to its parameter ``jaxpr``."""
 CALL.multiple_results = True
 
 
 class Place:
-    """An array that a call writes a result over, or None. It takes the new one: arrays of JAX cannot be written to."""
+    """The place of a result that other frameworks write in place: holds the old array or None, then the result.
+
+    JAX arrays cannot be written to.
+    """
 
     __slots__ = ("array",)
 
@@ -68,28 +71,29 @@ mlir.register_lowering(CALL, _lower)
 
 @lru_cache(CALLS_KEPT)
 def jitted(call: CallOf) -> Any:
-    """Return a call as a program of its own."""
+    """Return a jitted function that makes a call."""
     run: Any = partial(bind, call)
-    run._apply_primitive, run.__qualname__ = True, call.name  # jax_debug_nans would run it anew, which comes here again
+    # Without `_apply_primitive`, jax_debug_nans would run the function again eagerly, and recurse into this one.
+    run._apply_primitive, run.__qualname__ = True, call.name
     return jax.jit(run)
 
 
 @lru_cache(CALLS_KEPT)
 def _program(call: CallOf, kinds: tuple[tuple[tuple[Any, ...], Any], ...], mesh: Any) -> Any:
-    """Return the jaxpr of a call; ``mesh`` is that of the context, which JAX puts into it."""
+    """Return the jaxpr of a call. ``mesh``, the mesh of the context, is part of the key: the jaxpr refers to it."""
     avals = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in kinds]
     return jax.make_jaxpr(partitioned(call, traced(call, avals), [shape for shape, _ in kinds], mesh))(*avals)
 
 
 def bind(call: CallOf, *arrays: Any) -> list[Any]:
-    """Return the results of a call, in the order of their places."""
+    """Return the results of a call, in the order of their positions."""
     jaxpr = _program(call, tuple([(x.shape, np.dtype(x.dtype)) for x in arrays]), jax.sharding.get_abstract_mesh())
     made: list[Any] = CALL.bind(*_varying_alike(arrays), call=call, jaxpr=jaxpr)
     return made
 
 
 def _varying_alike(arrays: Sequence[Any]) -> Sequence[Any]:
-    """Return arrays that vary over the same axes inside of `jax.shard_map`, as other operations of JAX make them."""
+    """Inside of `jax.shard_map`, return arrays that vary over the same axes, converted as JAX's own operations do."""
     each = [jax.typeof(x).mat.varying for x in arrays]
     if not any(each):
         return arrays
@@ -99,7 +103,7 @@ def _varying_alike(arrays: Sequence[Any]) -> Sequence[Any]:
 
 
 class Kind:
-    """A call of arrays of known shapes and dtypes, described."""
+    """A described call for arrays of fixed shapes and dtypes."""
 
     def __init__(self, operation: Operation, options: Any, arrays: Sequence[Any]) -> None:
         call = CallOf(NAMES[operation], tuple([x is not None for x in arrays]), options, times_forgotten())
@@ -110,13 +114,13 @@ class Kind:
 
 
 class _Kept(dict[Any, Kind]):
-    """Kinds of calls by what tells them apart; with `CALLS_KEPT` of them it starts anew."""
+    """A cache of call kinds, which is cleared when it holds `CALLS_KEPT` of them."""
 
     def keep(self, key: Any, kind: Kind) -> Kind:
-        """Return the kind that is kept under a key: this one, or that of a thread that came first."""
+        """Cache a kind under a key, and return it; or return the kind that another thread has cached first."""
         if len(self) >= CALLS_KEPT:
             self.clear()
-        with suppress(TypeError):  # options that cannot be hashed
+        with suppress(TypeError):  # the options are not hashable
             kind = self.setdefault(key, kind)
         return kind
 
@@ -125,7 +129,7 @@ _KINDS: Final = _Kept()
 
 
 class _KindOf(dict[type, str]):
-    """What a type is to JAX: "tracer", "array", or "" for what is none of its."""
+    """Classifies a type: "tracer" or "array" of JAX, or "" for any other type."""
 
     def __missing__(self, kind: type) -> str:
         found = "tracer" if issubclass(kind, Tracer) else "array" if issubclass(kind, jax.Array) else ""
@@ -137,18 +141,19 @@ class _KindOf(dict[type, str]):
 
 _KIND_OF: Final = _KindOf()
 _EAGER: Final = _Kept()
-"""Kinds of calls whose operands are all arrays of JAX, by what is quickest to ask."""
+"""Call kinds for operands that are all JAX arrays, under the cheapest key (`_key`)."""
 
 
 def stand_in(
     operation: Operation, operands: tuple[Any, ...], options: Any, stream: object
 ) -> tuple[Sequence[Any], Any] | None:
-    """Make a call on arrays of JAX; None leaves calls of other arrays, and of several frameworks, to their own way.
+    """Make a call on JAX arrays. Return None for other arrays or several frameworks: the call path handles these.
 
     Raises:
-        DeviceError: the operands are on several devices, or a stream is given while JAX traces, or to `fp8core.jax`.
-        LayoutError: an operand was deleted, cannot be written to, or is no array of JAX while JAX traces, or in a call
-            of `fp8core.jax`.
+        DeviceError: the operands are on several devices; or a stream is given while JAX traces, or to a function of
+            `fp8core.jax`.
+        LayoutError: an operand was deleted, or would have to be written to; or an operand is not a JAX array while JAX
+            traces, or in a call of a function of `fp8core.jax`.
     """
     tracing = "tracer" in [_KIND_OF[type(x)] for x in operands]
     if not tracing and Place in map(type, operands):
@@ -177,13 +182,13 @@ def stand_in(
         if type(operands[at]) is Place:
             operands[at].array = result
     for at in operation.returned:
-        if type(arrays[at]) is np.ndarray:  # a number, which the caller gets back as an array
+        if type(arrays[at]) is np.ndarray:  # the caller gave a number, and gets an array back
             arrays[at] = jnp.asarray(arrays[at]) if tracing else _beside(arrays[at], arrays[0])
     return arrays, kind.note
 
 
 def _refuse_others(operation: Operation, operands: tuple[Any, ...], stream: object) -> None:
-    """Refuse what a function of `fp8core.jax` cannot be given: only programs of JAX return arrays in its places."""
+    """Refuse streams and arrays of other frameworks in a call with a `Place`, which only JAX programs can fill."""
     for at, (x, name) in enumerate(zip(operands, operation.operands, strict=True)):
         array = x.array if type(x) is Place else x
         number = at in operation.numbers and float32_number(array, name) is not None
@@ -196,10 +201,10 @@ def _refuse_others(operation: Operation, operands: tuple[Any, ...], stream: obje
 def known(
     operation: Operation, operands: tuple[Any, ...], options: Any, stream: object
 ) -> tuple[Sequence[Any], Any] | None:
-    """Make a call on arrays of JAX, at once if its kind was met before; None as for `stand_in`."""
+    """Make a call on JAX arrays, from the cache if its kind is known. Return None as `stand_in` does."""
     if stream is not None:
         return stand_in(operation, operands, options, stream)
-    try:  # a number among operands has no dtype, and options may be what cannot be hashed
+    try:  # a number among the operands has no dtype, and options may not be hashable
         kind = _EAGER.get(_key(operation, operands, options))
     except (AttributeError, TypeError):
         kind = None
@@ -212,13 +217,13 @@ def known(
 
 
 def _key(operation: Operation, operands: tuple[Any, ...], options: Any) -> Any:
-    """Return a key of a call whose operands are arrays; other types than those of arrays make another key."""
+    """Return the key of a call whose operands are arrays or None. Types are part of it, so that no others match."""
     kinds = [None if x is None else (type(x), x.shape, x.dtype) for x in operands]
     return operation, options, times_forgotten(), *kinds
 
 
 def _check_places(operation: Operation, operands: tuple[Any, ...], arrays: Sequence[Any], kind: Kind) -> None:
-    """Refuse an array that a result would be written into."""
+    """Refuse a JAX array that the call would write a result into."""
     for at in kind.results:
         if arrays[at] is not None and type(operands[at]) is not Place:
             name, call = operation.operands[at], kind.call.name
@@ -232,13 +237,13 @@ _INSTEAD: Final = {
     **{(product, "amax"): _RETURNS for product in ("scaled_mm", "scaled_mm_nt")},
     **{(product, "out"): f"leave it out, or with beta {_RETURNS}" for product in ("scaled_mm", "scaled_mm_nt")},
 }
-"""What to do about a result of a function that cannot be written, where that is not to leave it out."""
+"""By operation and operand: the advice for a result that cannot be written, if it is not to leave the operand out."""
 
 
 def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:
     kinds = tuple([None if x is None else (x.shape, x.dtype) for x in arrays])
     key = operation, options, times_forgotten(), kinds
-    with suppress(TypeError):  # options that cannot be hashed
+    with suppress(TypeError):  # the options are not hashable
         found = _KINDS.get(key)
         if found is not None:
             return found
@@ -246,7 +251,7 @@ def _kind(operation: Operation, options: Any, arrays: Sequence[Any]) -> Kind:
 
 
 def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> list[Any] | None:
-    """Return operands as what JAX takes; None where one is an array of another framework."""
+    """Return the operands as arrays that JAX takes; None if one of them is an array of another framework."""
     arrays: list[Any] = []
     for at, x in enumerate(operands):
         array = x.array if type(x) is Place else x
@@ -264,7 +269,7 @@ def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> l
 
 
 def _beside(number: Any, x: Any) -> Any:
-    """Return a number as an array where ``x`` is; the devices of a mesh have it at hand wherever it is."""
+    """Return a number as an array on the device of ``x``; on a mesh, JAX makes it available to all devices."""
     return jax.device_put(number, x.sharding) if len(x.sharding.device_set) == 1 else jnp.asarray(number)
 
 

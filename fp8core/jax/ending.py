@@ -1,7 +1,7 @@
-"""Programs that still run when the process ends: what is left of them needs the interpreter, in which handlers run.
+"""Waits at exit for programs that still run, as their handlers need the interpreter.
 
-A call of a program returns before the program has run. Where the interpreter ends first, a handler waits for it for
-ever, and so does the process, as XLA's client waits for its programs.
+A call of a program returns before the program has run. If the interpreter ends first, a handler waits for it forever,
+and so does the process, as XLA's client waits for its programs.
 """
 
 import atexit
@@ -18,16 +18,16 @@ from fp8core.jax import handler
 
 
 def register() -> None:
-    """Wait at the end of this process: before JAX takes its clients down, which it has registered earlier."""
+    """Register the wait at exit. JAX has registered the shutdown of its clients earlier, so that it runs later."""
     atexit.register(_wait, os.getpid())
 
 
 def _wait(process: int) -> None:
-    if os.getpid() != process:  # of a fork, where XLA's threads are not
+    if os.getpid() != process:  # a forked process does not have XLA's threads
         return
     for platform in handler.ALL.values():
         if platform.ready:
-            with suppress(RuntimeError):  # of a program, or of a backend that is gone: either has ended
+            with suppress(RuntimeError):  # a program failed or the backend is gone: nothing is left to wait for
                 for array in jax.live_arrays(platform.name):
                     with suppress(RuntimeError):
                         array.block_until_ready()
@@ -35,9 +35,10 @@ def _wait(process: int) -> None:
 
 
 def wait_for_programs(platform: str) -> None:
-    """Return when what this thread has called on a platform has run, whether or not its results are still there.
+    """Wait for all programs that this thread has called on a platform, even if their results have been deleted.
 
-    XLA runs programs of one thread and one device in their order, on the CPU those with collectives apart from others.
+    XLA runs the programs of one thread on one device in order. On the CPU, programs with collectives are ordered among
+    themselves and independent of others, so one program of either kind is awaited.
     """
     devices = jax.local_devices(backend=platform)
     jax.block_until_ready([_next(jax.device_put(np.float32(0), device)) for device in devices])

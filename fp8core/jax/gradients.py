@@ -1,4 +1,4 @@
-"""Gradients: `linear` has those of its input and its bias, straight through the quantization; other calls have none."""
+"""Gradients of calls: `linear` has straight-through gradients for its input and its bias; other calls have none."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -19,9 +19,9 @@ from fp8core.ops.linear import LinearOptions
 from fp8core.problem import BLOCK, BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 X, WEIGHT, WEIGHT_SCALE, BIAS = 0, 1, 2, 3
-"""Places among the operands of `linear`."""
+"""Positions of the operands of `linear`."""
 PRODUCT: Final = Primitive("fp8core_straight_through")
-"""``x @ dequantize(weight).T``, linear in x: what is kept for the backward pass is FP8."""
+"""``x @ dequantize(weight).T``, linear in x. The backward pass keeps the FP8 weight, not the dequantized one."""
 
 
 def _weight(weight: Any, scale: Any, group: GroupShape, dtype: Any) -> Any:
@@ -32,10 +32,10 @@ def _weight(weight: Any, scale: Any, group: GroupShape, dtype: Any) -> Any:
 
 @lru_cache(CALLS_KEPT)
 def _dequantization(kinds: tuple[tuple[Any, Any], ...], group: GroupShape, dtype: Any, mesh: Any) -> Any:
-    """Return the jaxpr of `_weight`, by shapes and dtypes; ``mesh`` is that of the context, which JAX puts into it.
+    """Return the jaxpr of `_weight`, by shapes and dtypes, and by ``mesh``, the mesh of the context, in the jaxpr.
 
-    Nothing runs it: it is there for JAX, which looks into the jaxprs of primitives for what needs the devices while it
-    is lowered, as the call does that dequantizes.
+    The jaxpr never runs. JAX searches the jaxprs of a primitive's parameters for primitives that need the devices when
+    they are lowered, such as the dequantization.
     """
     del mesh
     weight, scale = (jax.ShapeDtypeStruct(*kind) for kind in kinds)
@@ -55,13 +55,13 @@ def _product(x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any) 
 
 
 def _multiplied(x: Any, y: Any, sharding: NamedSharding) -> Any:
-    """Return ``x @ y``, divided as said where axes of a mesh are explicit, as JAX guesses nothing there."""
+    """Return ``x @ y``, with the given sharding on a mesh with explicit axes, for which JAX requires it."""
     told = AxisType.Explicit in sharding.mesh.axis_types
     return jnp.matmul(x, y, out_sharding=sharding if told else None)
 
 
 def _sharding(x: Any, weight: Any) -> NamedSharding:
-    """Return how a product is divided: its rows as those of x, its channels as those of the weight."""
+    """Return the sharding of a product: its rows are sharded like those of x, its channels like the weight's."""
     rows, channels = tuple(x.sharding.spec)[:-1], next(iter(weight.sharding.spec))
     return NamedSharding(x.sharding.mesh, PartitionSpec(*rows, channels))
 
@@ -99,7 +99,7 @@ def _product_batched(arrays: Sequence[Any], axes: Sequence[Any], *, group: Group
 
 
 def _scale_of(call: CallOf, weight: Any, scale: Any) -> tuple[Any, GroupShape]:
-    """Return a weight's scale in the weight's orientation, and its groups, as `linear` has read them."""
+    """Return a weight's scale in the weight's orientation, and its group shape, as `linear` interprets them."""
     known = LinearOptions(*call.options).weight_group
     if known is not None:
         return scale, GroupShape(*known)
@@ -111,7 +111,7 @@ def _scale_of(call: CallOf, weight: Any, scale: Any) -> tuple[Any, GroupShape]:
     if shape == (n, -(-k // BLOCK)):
         return scale, GROUP_128
     blocks = -(-n // BLOCK), -(-k // BLOCK)
-    return (scale if shape == blocks else scale.T), BLOCK_128  # a block's along one axis are taken turned, too
+    return (scale if shape == blocks else scale.T), BLOCK_128  # `linear` takes the scales of blocks transposed, too
 
 
 def _frozen(tangents: Sequence[Any], names: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ def _frozen(tangents: Sequence[Any], names: Sequence[str]) -> None:
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr: Any) -> Any:
-    """Differentiate a call: the rule of `jax.grad` and its like."""
+    """Differentiate a call: the rule of `jax.jvp`, `jax.grad` and the like."""
     del jaxpr
     places = [at for at, there in enumerate(call.given) if there]
     given = dict(zip(places, primals, strict=True))
@@ -158,7 +158,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
 
 
 def install() -> None:
-    """Let `jax.grad` and its like differentiate calls, or hear why they cannot."""
+    """Register the rules by which `jax.grad` and the like differentiate calls, or raise why they cannot."""
     PRODUCT.def_impl(_product)
     PRODUCT.def_abstract_eval(_abstract)
     mlir.register_lowering(PRODUCT, mlir.lower_fun(_product, multiple_results=False))

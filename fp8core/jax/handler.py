@@ -1,4 +1,4 @@
-"""The handlers that XLA calls: one for each platform and stage, registered once in a process."""
+"""The handlers that XLA calls: one for each platform and stage, registered once per process."""
 
 import ctypes
 from functools import cached_property
@@ -14,53 +14,53 @@ from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 
 TARGET: Final = "fp8core"
-"""What programs call the handlers."""
+"""The name of the handlers in programs."""
 PLATFORMS: Final = {"cpu": "cpu", "cuda": "CUDA", "rocm": "ROCM"}
-"""The names that JAX has for platforms when it lowers, and when handlers are registered."""
+"""By JAX's name of a platform in lowering: its name in the registration of handlers."""
 
 
 class Extents(NamedTuple):
-    """The extents that a call has when its program runs."""
+    """The shapes of a call's arguments and results when its program runs."""
 
     arguments: tuple[tuple[int, ...], ...]
     results: tuple[tuple[int, ...], ...]
 
     @classmethod
     def of(cls, count: int, arguments: int, result_count: int, results: int) -> "Extents":
-        """Read them from a frame's buffers."""
+        """Read the shapes from a frame's buffers."""
         return cls(tuple(frames.shapes(count, arguments)), tuple(frames.shapes(result_count, results)))
 
     def scratch(self, call: Prepared) -> int:
-        """Return how many bytes of scratch there are behind the results of a call."""
+        """Return the bytes of scratch that the program gives a call, as one more result."""
         spare = self.results[call.results :]
         return spare[0][0] - (SCRATCH_ALIGNMENT - 1) if spare else 0
 
 
 class Platform:
-    """The calls of programs on one platform, and the handlers that run them."""
+    """The calls in programs for one platform, and the handlers that run them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.ready: dict[Any, Prepared] = {}
-        """By the text, the device, and the extents that the text leaves open. A plan stays as long as the process: a
-        program that XLA has recorded with it must be recorded with the same launches again."""
+        """By the call's text, the device, and the shapes of the arguments if the text leaves some open. Plans are never
+        dropped: if XLA records a program again, the launches must be the same."""
         self._texts: dict[Problem, tuple[str, int]] = {}
         self._parsed: dict[bytes, tuple[Problem, int | None]] = {}
-        self._lock = RLock()  # a collection of garbage within may come back here
+        self._lock = RLock()  # reentrant, as a garbage collection under the lock may call back into this class
         self._instantiate = frames.HANDLER(self.instantiate)
         self._execute = frames.HANDLER(self.execute if name == "cpu" else self.launch)
 
     def register(self) -> None:
-        """Give the handlers to XLA."""
+        """Register the handlers with XLA."""
         stages = {"instantiate": _capsule(self._instantiate), "execute": _capsule(self._execute)}
         jax.ffi.register_ffi_target(TARGET, stages, platform=PLATFORMS[self.name])
 
     @cached_property
     def ordinals(self) -> tuple[int, ...]:
-        """The devices that a program may run on.
+        """The ordinals of the devices that a program may run on.
 
         Raises:
-            DeviceError: there are none in this process.
+            DeviceError: this process has no device of the platform.
         """
         if self.name == "cpu":
             return (0,)
@@ -79,14 +79,14 @@ class Platform:
             return False
 
     def target(self, ordinal: int) -> Target:
-        """Return what kernels have to know of a device."""
+        """Return the target of a device."""
         return HOST if self.name == "cpu" else device.target(ordinal)
 
     def plan(self, problem: Problem) -> tuple[str, int]:
-        """Plan a problem for every device that it may run on: kernels are compiled and loaded here.
+        """Plan a problem for every device of the platform, which compiles and loads its kernels.
 
         Returns:
-            The text for the program, and the bytes of the scratch.
+            The text to write into the program, and the bytes of the scratch.
         """
         with self._lock:
             known = self._texts.get(problem)
@@ -100,15 +100,15 @@ class Platform:
             return self._texts.setdefault(problem, (text, scratch))
 
     def prepared(self, text: bytes, ordinal: int, given: Extents | None = None) -> Prepared:
-        """Return the call that a text says, for a device; planned now if no program was compiled here that has it.
+        """Return the prepared call of a text on a device. It is planned here if this process did not compile it.
 
         Args:
-            text: what the program says.
-            ordinal: of the device.
-            given: the extents of the call's arguments and results, where the text leaves some open.
+            text: the call, as the program has it.
+            ordinal: the number of the device.
+            given: the shapes of the call's arguments and results; required if the text leaves some open.
 
         Raises:
-            BackendError: the program gives it less scratch than it needs here.
+            BackendError: the program gives the call less scratch than it needs on this device.
         """
         problem, scratch = self._problem(text)
         key: tuple[Any, ...] = text, ordinal
@@ -133,7 +133,7 @@ class Platform:
         return self._parsed.get(text) or self._parsed.setdefault(text, parse(text))
 
     def instantiate(self, frame: int) -> int | None:
-        """Plan a call of a program that is loaded, perhaps from another process, before anything of it runs."""
+        """Plan a call when its program is loaded, possibly from another process, before any part of it runs."""
         extension, api, _, _, _, _, _, _, attributes = frames.read(frame)
         try:
             if extension and frames.answered(extension, api, 0):
@@ -143,7 +143,7 @@ class Platform:
             if self._problem(text)[0].fixed:
                 for ordinal in self.ordinals:
                     self.prepared(text, ordinal)
-        except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
+        except BaseException as error:  # noqa: BLE001 - no exception may leave a C callback
             return _error(api, error)
         return None
 
@@ -163,7 +163,7 @@ class Platform:
         return None
 
     def launch(self, frame: int) -> int | None:
-        """Launch a call on its stream, which XLA may be recording."""
+        """Launch a call on its stream, which XLA may be capturing."""
         extension, api, context, _, count, arguments, result_count, results, attributes = frames.read(frame)
         try:
             if extension and frames.answered(extension, api, frames.COMMAND_BUFFERS):
@@ -182,7 +182,7 @@ class Platform:
 
 
 def scratch_extent(nbytes: Any) -> Any:
-    """Return how many bytes to ask XLA for, so that a scratch at a multiple of 256 fits."""
+    """Return the bytes to request from XLA, so that a scratch of ``nbytes`` at a multiple of 256 fits."""
     return nbytes + SCRATCH_ALIGNMENT - 1
 
 
@@ -196,4 +196,4 @@ def _capsule(handler: Any) -> Any:
 
 
 ALL: Final = {name: Platform(name) for name in PLATFORMS}
-"""They live as long as the process: XLA has their addresses."""
+"""By platform. They live as long as the process, as XLA holds the addresses of their handlers."""

@@ -1,4 +1,4 @@
-"""What `import fp8core.jax` does, once in a process."""
+"""What `import fp8core.jax` does, once per process."""
 
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ from fp8core.ops.quantized import Quantized, quantized
 
 @cache
 def install() -> None:
-    """Give the handlers to XLA, once, and let calls on arrays of JAX become programs of it."""
+    """Register the handlers and the rules of transformations, and run calls on JAX arrays as JAX programs."""
     for platform in handler.ALL.values():
         platform.register()
     ending.register()

@@ -18,28 +18,29 @@ from fp8core.problem import PER_CHANNEL, PER_TOKEN, GroupShape
 class Fp8Linear:
     """A linear layer ``x @ weight.T + bias`` with a frozen FP8 weight, as a pytree.
 
-    Arrays are leaves, all else is static: so layers go through ``jax.jit``, ``jax.vmap`` and ``jax.lax.scan`` as
-    arguments, are stacked by ``jax.tree.map``, sharded by ``jax.device_put``, and kept by any checkpoint library. Pass
-    them to jitted functions as arguments: what a function closes over becomes a constant of its program.
+    The arrays are leaves and the options are static. So layers pass through ``jax.jit``, ``jax.vmap`` and
+    ``jax.lax.scan`` as arguments, ``jax.tree.map`` stacks them, ``jax.device_put`` shards them, and any checkpoint
+    library saves them. Pass layers to jitted functions as arguments: a layer that a function closes over becomes a
+    constant of its program.
 
-    Gradients flow to inputs, straight through their quantization, and to the bias; those of the weight and of scales
-    are zero.
+    Gradients flow to inputs (straight through their quantization) and to the bias. The gradients of the weight and of
+    the scales are zero.
 
     Args:
         weight: FP8 ``[n, k]``.
         weight_scale: float32 ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``.
         bias: ``[n]`` in the results' dtype or float32, or None.
-        input_scale: float32 of one number, the scale of static quantization; None is dynamic.
-        weight_group_shape: the elements of the weight that share a scale.
-        group_shape: how inputs are quantized: PER_TOKEN, PER_TENSOR or GROUP_128.
-        out_dtype: the results' dtype: float32, float16 or bfloat16; None is each input's own.
+        input_scale: the static scale of inputs, a float32 array with one element; None quantizes them dynamically.
+        weight_group_shape: the shape of the groups of the weight's elements that share a scale.
+        group_shape: the group shape in which inputs are quantized: PER_TOKEN, PER_TENSOR or GROUP_128.
+        out_dtype: the results' dtype, float32, float16 or bfloat16; None is the dtype of each input.
         use_fast_accum: as for `fp8core.scaled_mm`.
         batch_invariant: as for `fp8core.scaled_mm`.
 
     Raises:
         ShapeError: weight_group_shape or group_shape is not a pair of whole numbers, each -1 or 1 to 2**31 - 1.
-        Fp8Error: a call raises what `fp8core.linear` does. No array is checked when a layer is made: its leaves may be
-            whatever a transformation puts there.
+        Fp8Error: a call raises the errors of `fp8core.linear`. The constructor does not check the arrays, as
+            transformations put objects of their own in their place.
 
     Examples:
         >>> import jax, jax.numpy as jnp, fp8core.jax
@@ -61,10 +62,10 @@ class Fp8Linear:
     batch_invariant: bool = False
 
     def __post_init__(self) -> None:
-        """Keep group shapes as values that can be hashed and compared, as a pytree's static parts have to be."""
+        """Convert group shapes to `GroupShape`: the static parts of a pytree have to be hashable."""
         for name in ("weight_group_shape", "group_shape"):
             given = getattr(self, name)
-            if type(given) is not GroupShape:  # transformations make layers of those that they took apart
+            if type(given) is not GroupShape:  # in a layer that a transformation has unflattened, it is one already
                 object.__setattr__(self, name, group(given, name))
 
     @classmethod
@@ -81,12 +82,12 @@ class Fp8Linear:
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> Self:
-        """Quantize a weight ``[n, k]``, also inside of ``jax.jit``, and make a layer of it.
+        """Quantize a weight ``[n, k]``, and return a layer with it; inside of ``jax.jit``, too.
 
         Args:
             weight: float32, float16 or bfloat16 ``[n, k]``.
             bias: as for the class.
-            input_scale: as for the class, or a number.
+            input_scale: as for the class, or a Python number.
             dtype: the FP8 format of the weight.
             weight_group_shape: PER_CHANNEL, PER_TENSOR, BLOCK_128 or GROUP_128.
             group_shape: as for the class; BLOCK_128 and GROUP_128 weights need GROUP_128.
@@ -117,7 +118,7 @@ class Fp8Linear:
         """Return ``x @ weight.T + bias``.
 
         Args:
-            x: float32, float16 or bfloat16 ``[..., k]``, to be quantized; or a `Quantized`.
+            x: float32, float16 or bfloat16 ``[..., k]``, which the layer quantizes, or a `Quantized`.
 
         Returns:
             ``[..., n]`` of out_dtype.

@@ -1,4 +1,4 @@
-"""A call as primitives of JAX: what a trace holds, and how it becomes a custom call of a program."""
+"""The primitive of a custom call, its description from shapes and dtypes, and its lowering."""
 
 import math
 from collections.abc import Sequence
@@ -29,39 +29,40 @@ from fp8core.jax.scratch import most_scratch
 from fp8core.problem import HOST
 
 UNKNOWN: Final = 1_000_000_007, 1_100_000_009
-"""What stands for the first extent that is a symbol, in two descriptions: primes, larger than what models have."""
+"""The numbers that stand for the first symbolic extent in two descriptions: primes above the extents of models."""
 
 
 class CallOf(NamedTuple):
-    """What a primitive is a call of, without its operands."""
+    """A call without its operands, as the parameter of a primitive."""
 
     name: str
-    """That of the operation in programs."""
+    """The operation's name in programs."""
     given: tuple[bool, ...]
-    """Of each operand, whether it is there."""
+    """For each operand, whether it is given."""
     options: Any
-    """As `programs.plain` has them."""
+    """The options, converted by `programs.plain`."""
     tuned: int = 0
-    """As `Problem.tuned`."""
+    """See `Problem.tuned`."""
 
 
 class Traced(NamedTuple):
-    """A call whose operands are known by shape and dtype."""
+    """A call described from the shapes and dtypes of its operands."""
 
     described: Described
     results: tuple[int, ...]
-    """The places of the results."""
+    """The positions of the results."""
     shapes: tuple[tuple[Any, ...], ...]
-    """Of the results, with the symbols of the operands."""
+    """The shapes of the results, in terms of the symbols in the operands' shapes."""
     written: dict[int, int]
-    """By argument: the result that is written over it."""
+    """By index of an argument: the index of the result that is written over it."""
 
 
 def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = None) -> Traced:
-    """Describe a call of operands that have no memory yet; ``names`` are those of errors.
+    """Describe a call from the avals of its operands; ``names`` are the operand names in errors.
 
     Raises:
-        Fp8Error: as the call itself.
+        Fp8Error: the errors of the call itself; and a ShapeError if a result's extent depends on a symbol in another
+            way than being equal to it.
     """
     described, results, extents = _described(call, avals, names, UNKNOWN[0])
     fixed = all(isinstance(extent, int) for aval in avals for extent in aval.shape)
@@ -77,7 +78,7 @@ def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = Non
 def _described(
     call: CallOf, avals: Sequence[Any], names: Sequence[str] | None, unknown: int
 ) -> tuple[Described, tuple[int, ...], tuple[tuple[Any, ...], ...]]:
-    """Describe a call with numbers in the place of symbols, and return the places and shapes of results, too."""
+    """Describe a call with numbers in place of symbols, and return the positions and shapes of results, too."""
     operation = OPERATIONS[call.name]
     shapes, symbols = _numbers([aval.shape for aval in avals], unknown)
     given = iter(zip(avals, shapes, strict=True))
@@ -97,7 +98,7 @@ def _described(
 
 
 def place(call: CallOf, shapes: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
-    """Return the layouts of the operands that are there, by their places."""
+    """Return the layouts of the given operands, by position."""
     given = iter(shapes)
     known = [next(given) if there else None for there in call.given]
     return {at: layout_of_operand(call.name, at, known) for at, shape in enumerate(known) if shape is not None}
@@ -106,7 +107,7 @@ def place(call: CallOf, shapes: Sequence[tuple[int, ...]]) -> dict[int, tuple[in
 def _numbers(
     shapes: Sequence[tuple[Any, ...]], unknown: int = UNKNOWN[0]
 ) -> tuple[list[tuple[int, ...]], dict[int, Any]]:
-    """Return shapes in which numbers stand for symbols, and the symbols by their numbers."""
+    """Return shapes with numbers in place of symbols, and the symbols by number."""
     symbols: dict[int, Any] = {}
     numbers: dict[Any, int] = {}
 
@@ -128,7 +129,7 @@ def _prime(least: int) -> int:
 
 
 def avals_of(known: Traced, first: Any, shardings: Sequence[Any] | None = None) -> list[Any]:
-    """Return the results of a call as JAX has arrays without memory; they vary over the axes that ``first`` does."""
+    """Return the avals of a call's results; inside of `jax.shard_map` they vary over the same axes as ``first``."""
     dtypes = numpy_arrays.dtypes()
     mesh = first.sharding.mesh
     made = []
@@ -151,7 +152,7 @@ def _abstract(*avals: Any, call: CallOf) -> list[Any]:
 
 
 def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
-    """Lower a call on a platform: here its kernels are compiled and loaded, and its scratch is measured."""
+    """Lower a call for a platform: compile and load its kernels, and add a result for its scratch."""
     avals = ctx.avals_in
     known = traced(call, avals)
     layouts = place(call, _numbers([aval.shape for aval in avals])[0])

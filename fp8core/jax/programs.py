@@ -1,7 +1,7 @@
-"""What a call in a program of XLA does: written into the program as a text, and made ready to run from it.
+"""A call in an XLA program: the text that describes it in the program, and the launch that is prepared from the text.
 
-The text says everything but addresses. So a program that was exported, or that comes from the compilation cache, runs
-in a process that has traced nothing.
+The text holds everything but addresses. So a program that was exported, or that comes from the compilation cache, runs
+in a process that has not traced it.
 """
 
 import json
@@ -42,21 +42,21 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "normalize": NORMALIZE_CALLS,
     "all_close_1d": ALL_CLOSE_CALLS,
 }
-"""By the names that programs have for them."""
+"""The operations by their names in programs."""
 NAMES: Final = {
     **{operation: name for name, operation in OPERATIONS.items()},
     **dict.fromkeys((QUANTIZE_WEIGHT_CALLS, vllm.QUANTIZE, vllm.QUANTIZE_INPUT), "quantize"),
     **dict.fromkeys((vllm.PRODUCT, vllm.APPLY), "scaled_mm"),
 }
-"""Of these, and of the same operations under the names that other functions have for their operands."""
+"""The names of these operations, and of their variants that other functions declare with other operand names."""
 ALIGNMENT: Final = 16
-"""What addresses in a program are multiples of: no kernel asks for more, and XLA's own buffers have more."""
+"""The alignment of addresses in programs, in bytes: no kernel needs more, and XLA's own buffers have more."""
 SCRATCH_ALIGNMENT: Final = 256
 FORM: Final = 1
-"""The form of the text; one of another form is refused."""
+"""The version of the text's form; texts of another form are refused."""
 
 Layout = tuple[int, ...]
-"""The axes of an array, the one of the least stride first, as XLA has it."""
+"""The axes of an array, minor to major (the least stride first), as in XLA."""
 
 
 class Placed(NamedTuple):
@@ -64,21 +64,21 @@ class Placed(NamedTuple):
 
     dtype: str
     shape: tuple[int | None, ...]
-    """None is an extent that is known when the program runs."""
+    """None stands for an extent that is only known when the program runs."""
     layout: Layout
 
 
 class Problem(NamedTuple):
-    """A call as a program has it."""
+    """A call in a program."""
 
     name: str
     operands: tuple[Placed | None, ...]
     options: Any
     tuned: int = 0
-    """How often kernels had been chosen anew when it was traced: programs keep those that they were made with."""
+    """How often tunings had changed the choice of kernels when it was traced: a program keeps its kernels."""
 
     def text(self, scratch: int | None) -> str:
-        """Return the text of a call that is given so many bytes of scratch; None where they are not known."""
+        """Return the text of a call with ``scratch`` bytes of scratch; None if they are not known."""
         operands = [None if x is None else [x.dtype, x.shape, x.layout] for x in self.operands]
         return json.dumps([FORM, self.name, operands, self.options, self.tuned, scratch], separators=(",", ":"))
 
@@ -88,16 +88,16 @@ class Problem(NamedTuple):
         return all(x is None or None not in x.shape for x in self.operands)
 
     def with_shapes(self, shapes: Sequence[tuple[int, ...]]) -> "Problem":
-        """Return the problem with the extents that the operands have."""
+        """Return the problem with the given shapes of the operands."""
         given = iter(shapes)
         return self._replace(operands=tuple([x and x._replace(shape=next(given)) for x in self.operands]))
 
 
 def parse(text: bytes) -> tuple[Problem, int | None]:
-    """Return the problem that a text says, and the bytes of the scratch.
+    """Return the problem that a text describes, and the bytes of the scratch.
 
     Raises:
-        BackendError: a later release wrote it, in another form.
+        BackendError: a later release wrote the text, in another form.
     """
     form, name, *rest = json.loads(text)
     if form != FORM or name not in OPERATIONS:
@@ -112,20 +112,26 @@ def _tuples(x: Any) -> Any:
 
 
 def plain(option: Any) -> Any:
-    """Return an option, which was checked, as a text can say it: dtypes by their names, and numbers of Python."""
+    """Return a checked option in terms that JSON can hold: dtypes by their names, numbers as Python numbers.
+
+    Equal options become the same text: a group shape (1.0, 128.0) becomes (1, 128).
+    """
     if isinstance(option, tuple | list):
         return tuple([plain(one) for one in option])
-    if option is None or type(option) in (bool, int, float, str):
+    if option is None or isinstance(option, bool):
         return option
-    if isinstance(option, int | float | str):
-        base = next(kind for kind in (bool, int, float, str) if isinstance(option, kind))
-        return base(option)
+    if isinstance(option, str):
+        return str.__str__(option)  # of an Enum, too, which calls itself something else
+    if isinstance(option, int):
+        return int(option)
+    if isinstance(option, float):
+        return int(option) if option.is_integer() else float(option)
     item = getattr(option, "item", None)
-    return dtype_name(option) if item is None or isinstance(option, type) else item()
+    return dtype_name(option) if item is None or isinstance(option, type) else plain(item())
 
 
 def strides_of(shape: Sequence[int], layout: Layout) -> tuple[int, ...]:
-    """Return the strides, in elements, of an array without gaps."""
+    """Return the strides, in elements, of a dense array of this layout."""
     strides, step = [0] * len(shape), 1
     for axis in layout:
         strides[axis] = step
@@ -140,10 +146,10 @@ def layout_of(array: NewArray) -> Layout:
 
 
 def layout_of_operand(name: str, at: int, shapes: Sequence[tuple[Any, ...] | None]) -> Layout:
-    """Return the layout that a call wants of the operand at a place; XLA makes it where the operand has another.
+    """Return the layout that a call requests for the operand at position ``at``; XLA copies operands of another layout.
 
-    Scales by groups of k are wanted as kernels read them, with the rows side by side (``scale_layout="mn"``); a matrix
-    b and its scale as the transposes of what is stored.
+    Scales by groups of k are requested in the layout that kernels read, with contiguous rows (``scale_layout="mn"``); a
+    matrix b and its scale as transposes of row-major arrays, which is how weights are stored.
     """
     shape = shapes[at]
     assert shape is not None
@@ -158,7 +164,7 @@ def layout_of_operand(name: str, at: int, shapes: Sequence[tuple[Any, ...] | Non
 
 
 def specs_of(problem: Problem, operation: Operation, target: Target) -> list[TensorSpec | None]:
-    """Return the specs of a problem's operands, whose extents are all known."""
+    """Return the specs of the operands of a problem whose extents are all known."""
     return [
         None if x is None else TensorSpec(name, x.dtype, x.shape, strides_of(x.shape, x.layout), target, ALIGNMENT)  # type: ignore[arg-type]
         for x, name in zip(problem.operands, operation.operands, strict=True)
@@ -166,7 +172,7 @@ def specs_of(problem: Problem, operation: Operation, target: Target) -> list[Ten
 
 
 class Prepared:
-    """A call that is planned for a device: it takes a stream and the addresses that XLA has for it."""
+    """A call that is planned for a device; it is launched on a stream with the addresses that XLA gives."""
 
     def __init__(self, problem: Problem, target: Target) -> None:
         operation = OPERATIONS[problem.name]
@@ -183,7 +189,7 @@ class Prepared:
         nothing = len(arguments) + len(results)
         self.results = len(results)
         self.count = nothing
-        """The addresses of arguments and results; behind them are a 0, and then the scratch's."""
+        """The number of arguments and results: the index of the 0 that stands for operands that are not given."""
         self._pick = itemgetter(*[places.get(at, nothing) for at in range(len(operation.operands))])
         self._spans = [(places[at], _bytes(self.described.results[at])) for at in results]
         self._watched = prefetch.applies(target)
@@ -192,11 +198,11 @@ class Prepared:
         """Launch the call.
 
         Args:
-            stream: to launch on; 0 on the host.
-            addresses: of arguments, of results, and of the scratch where there is one.
+            stream: the stream to launch on; 0 on the host.
+            addresses: of the arguments, of the results, and of the scratch if there is one. The list is modified.
 
         Raises:
-            LayoutError: an address is not aligned as every one in a program is taken to be.
+            LayoutError: an address is not a multiple of `ALIGNMENT`, which plans assume.
         """
         launch = self.launch
         if launch is None:

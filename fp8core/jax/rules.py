@@ -1,8 +1,8 @@
-"""Which axes of a call's operands and results belong together, so that devices may divide them.
+"""Sharding rules of calls: which axes of operands and results have a common factor, and which factors may be sharded.
 
-Every axis of an operand or a result is a factor of a Shardy rule. Axes that share a factor are sharded alike; a factor
-that one scale is found over, or that is summed over, is not sharded. What a device computes of a factor that is sharded
-is what one device alone computes of it, so no collective is needed between.
+Every axis of an operand or a result is a factor of a Shardy rule. Axes with a common factor are sharded alike. A factor
+is not sharded if a sum, or the search of one scale, runs over it. So each device computes its part of the results
+exactly as a single device would, and no collective is needed.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from fp8core.ops.linear import LinearOptions
 from fp8core.problem import BLOCK, PER_TENSOR, PER_TOKEN
 
 Axis = tuple[str, ...]
-"""One factor, or two: the groups along an axis, and what is in a group."""
+"""The factors of an axis: one, or two (the groups along the axis, and the elements of a group)."""
 Axes = tuple[Axis, ...]
 
 
@@ -28,11 +28,11 @@ class Rule(NamedTuple):
     whole: frozenset[str]
     """The factors that are not sharded."""
     sizes: dict[str, int]
-    """Of the factors of axes that have two."""
+    """The sizes of the factors of axes with two."""
 
     @property
     def shardy(self) -> SdyShardingRule:
-        """The rule as JAX gives it to Shardy, which wants the sizes of factors that are no axis of their own."""
+        """The rule in JAX's form for Shardy, which needs the sizes of factors that are not a whole axis anywhere."""
         axes = [axis for each in (*self.arguments, *self.results) for axis in each]
         every = dict.fromkeys(name for axis in axes for name in axis)
         alone = {axis[0] for axis in axes if len(axis) == 1}
@@ -43,12 +43,12 @@ class Rule(NamedTuple):
 
 
 def _one(shape: Sequence[Any]) -> bool:
-    """Return whether a scale of this shape is one number."""
+    """Return whether a scale of this shape has one element."""
     return all(extent == 1 for extent in shape)
 
 
 class _Factors:
-    """The factors of one call, as its operands are gone through."""
+    """Collects the factors of one call."""
 
     def __init__(self, mesh: tuple[int, ...]) -> None:
         self._mesh = mesh
@@ -57,7 +57,7 @@ class _Factors:
         self._count = 0
 
     def own(self, shape: Sequence[Any]) -> Axes:
-        """Return factors that are shared with nothing, and are not sharded."""
+        """Return new factors for an array, which no other array shares and which are not sharded."""
         made = []
         for _ in shape:
             self._count += 1
@@ -66,9 +66,9 @@ class _Factors:
         return tuple(made)
 
     def groups(self, name: str, extent: Any, group: int) -> Axis:
-        """Return the factors of an axis that has a scale for every ``group`` elements: the groups may be sharded.
+        """Return the factors of an axis with one scale for every ``group`` elements: the groups may be sharded.
 
-        They are not where Shardy would divide them by a part of an axis of the mesh: JAX has no such sharding.
+        The groups are not sharded if Shardy might split them over a part of a mesh axis, which JAX cannot represent.
         """
         if group == 1:
             return (name,)
@@ -81,10 +81,10 @@ class _Factors:
         return name, inner
 
     def scale(self, shape: Sequence[Any], of: Axes, extents: Sequence[Any], *, by_row: bool = True) -> Axes:
-        """Return the factors of a scale of an array: axis by axis one number, one for each element, or for each group.
+        """Return the factors of an array's scale, which has along each axis one element, or one per element or group.
 
-        A scale that does not have the array's axes is not sharded, and then neither is the array. One of a single axis
-        has a number for each row, if it is found ``by_row``.
+        A scale with other axes than the array is not sharded, and then neither is the array. A scale with one axis has
+        one element for each row, if ``by_row``.
         """
         if _one(shape):
             return self.own(shape)
@@ -108,7 +108,7 @@ class _Factors:
 
 
 def _cut(size: int, mesh: tuple[int, ...]) -> bool:
-    """Return whether, after some axes of a mesh, a part of another one divides what is left of a factor."""
+    """Return whether dividing a factor by mesh axes, in any order, can end at a proper part of a mesh axis."""
     for at, axis in enumerate(mesh):
         shared = gcd(size, axis)
         if (1 < shared < axis) or (shared == axis and _cut(size // axis, mesh[:at] + mesh[at + 1 :])):
@@ -117,7 +117,7 @@ def _cut(size: int, mesh: tuple[int, ...]) -> bool:
 
 
 def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced, mesh: Any) -> Rule:
-    """Return how a call may be divided among the devices of a mesh."""
+    """Return the sharding rule of a call on a mesh."""
     places = [at for at, there in enumerate(call.given) if there]
     extents = dict(zip(places, shapes, strict=True))
     factors = _Factors(tuple(mesh.shape.values()))
@@ -131,11 +131,11 @@ def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced, mesh
 
 
 Places = dict[int, Any]
-"""By the place of an operand or a result: its factors, or its extents."""
+"""By the position of an operand or a result: its factors, or its extents."""
 
 
 class _Case(NamedTuple):
-    """A call whose factors are looked for."""
+    """A call whose factors are to be found."""
 
     call: CallOf
     extents: Places
@@ -153,7 +153,7 @@ def _quantize(of: _Case, out: int = 1) -> Places:
     last: Axis = ("k",)
     if call.name == "quantize" and not given and group[1] > 0:
         last = factors.groups("k", x[-1], group[1])
-    elif call.name != "quantize" or not given:  # a norm, gate and up, and a scale for each row need the whole axis
+    elif call.name != "quantize" or not given:  # norms, the halves gate and up, and dynamic row scales need all of k
         factors.whole.add("k")
     axes = _rows(x, last)
     if call.name == "quantize" and call.options[-1] is not None:  # rows_padded
@@ -195,13 +195,13 @@ def _product(
     n, scale = extents[weight][0 if stored else 1], extents[scale_b]
     by_groups = scale_a in extents and any(extent != 1 for extent in extents[scale_a][-1:])
     by_rows = stored or (tuple(scale) == (n, 1) and not (by_groups and len(extents[scale_a]) > 1))
-    across = 0 if by_rows else len(scale) - 1  # the axis of its channels, or blocks of them
+    across = 0 if by_rows else len(scale) - 1  # the scale's axis of channels or blocks of channels
     channels: Axis = ("n",)
     made = {scale_b: factors.own(scale)}
     if not _one(scale):
         if scale[across] != n:
             channels = factors.groups("n", n, BLOCK)
-            if len(channels) > 1 and scale[across] != factors.sizes["n"]:  # blocks along the other axis, which lie
+            if len(channels) > 1 and scale[across] != factors.sizes["n"]:  # transposed: n is along the other axis
                 factors.whole.add("n")
                 channels = ("n",)
         if scale[across] == n or len(channels) > 1:
@@ -229,7 +229,7 @@ def _linear(of: _Case) -> Places:
 def _scaled_mm(of: _Case) -> Places:
     call, factors = of.call, of.factors
     made = _product(of, 0, 1, 2, 3, 4, 5, stored=call.name == "scaled_mm_nt")
-    if call.given[7]:  # the largest magnitude of the whole result
+    if call.given[7]:  # amax is the largest magnitude of the whole result
         factors.whole.update(name for axes in made.values() for axis in axes for name in axis)
     return made
 

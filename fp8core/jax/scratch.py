@@ -1,7 +1,7 @@
-"""How much scratch a call may need, where its plan is not known yet: an extent is a symbol, or the device is elsewhere.
+"""Upper bounds of a call's scratch, for calls that cannot be planned yet: an extent is symbolic, or there is no device.
 
-XLA gives a call its scratch as one more result. Its extent is written into the program before symbols get numbers, and
-before the device is asked which kernel runs. So it is the most that any kernel of the tables takes.
+XLA gives a call its scratch as one more result, whose extent is written into the program before symbols have values and
+before a kernel is chosen for the device. So the bound holds for every kernel of the tables.
 """
 
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from fp8core.kernels.gemm.blaslt.dialects import CUBLASLT, HIPBLASLT
 from fp8core.problem import BLOCK, FORMATS
 
 WORKSPACE: Final = {"cpu": 0, "cuda": CUBLASLT.workspace_bytes, "rocm": HIPBLASLT.workspace_bytes}
-"""By platform: what the library of products is offered."""
+"""By platform: the bytes of workspace that the BLAS library gets."""
 PARTS: Final = 16 * 256
-"""What rounding each part of a scratch up to 256 bytes adds at most."""
+"""An upper bound of the bytes that rounding each part of a scratch up to 256 bytes adds."""
 WIDEST: Final = 4
-"""Bytes of an accumulator, of a scale, and of an element of the widest result."""
+"""Bytes of an accumulator, of a scale, and of an element of the widest result dtype."""
 ALIGNED: Final = 16
-"""Rows of codes that a kernel copies are of a multiple of so many."""
+"""Kernels pad the rows of codes that they copy to a multiple of this number of elements."""
 
 
 def most_scratch(name: str, operands: Mapping[int, tuple[str, tuple[Any, ...]]], platform: str) -> Any:
-    """Return how many bytes of scratch a call takes at most, as a number or an expression of symbols.
+    """Return an upper bound of a call's scratch in bytes, as a number or an expression of symbols.
 
     Args:
-        name: of the operation in programs: a product or a linear layer.
-        operands: by their places: the dtype, and the shape, whose extents may be symbols.
-        platform: the one that it runs on, as JAX calls it.
+        name: the operation's name in programs: a product or a linear layer.
+        operands: by position: dtype and shape; extents may be symbols.
+        platform: JAX's name of the platform.
     """
     (dtype, x), (_, weight) = operands[0], operands[1]
     rows, k = prod(x[:-1]), x[-1]
@@ -37,15 +37,15 @@ def most_scratch(name: str, operands: Mapping[int, tuple[str, tuple[Any, ...]]],
 
 
 def _codes(rows: Any, k: Any) -> Any:
-    """Return the bytes of quantized rows, and of their scales."""
+    """Return the bytes of quantized rows and their scales."""
     return rows * (k + ALIGNED) + WIDEST * (rows + ALIGNED) * (k // BLOCK + 1) + PARTS
 
 
 def _product(m: Any, n: Any, k: Any, workspace: int) -> Any:
-    """Return what the kernels of a product take at most.
+    """Return an upper bound of the scratch of a product's kernels, in bytes.
 
-    Beside the library's workspace that is an accumulator, or a copy of some rows of a and of the result; copies of the
-    scales and of the bias; and, where rows are not of whole vectors, copies of a, of b and of the result.
+    It covers the library's workspace; an accumulator, or a copy of some rows of a and of the result; copies of the
+    scales and the bias; and, if rows do not consist of whole vectors, copies of a, of b and of the result.
     """
     m, blocks = m + ALIGNED, k // BLOCK + ALIGNED
     scales = WIDEST * (m + n + ALIGNED) * blocks

@@ -1,7 +1,7 @@
-"""How a call is divided among the devices of a mesh: by rows of its input, and by channels of its weight.
+"""Sharding of calls over the devices of a mesh: by rows of the input, and by channels of the weight.
 
-What a device computes of an axis that is divided is what one device alone computes of it (`fp8core.jax.rules`), so no
-collective is needed between.
+Each device computes its part of the results exactly as a single device would (`fp8core.jax.rules`), so no collective is
+needed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ from fp8core.jax.rules import Axes, Rule, rule_of
 
 
 def specs_of(rule: Rule, shardings: Sequence[Any], shapes: Sequence[tuple[int, ...]], mesh: Any) -> dict[str, Any]:
-    """Return the axes of the mesh that each factor is sharded over, as the first argument that is has it.
+    """Return the mesh axes that each factor is sharded over, taken from the first argument that is sharded along it.
 
-    Groups are sharded where each device gets whole ones.
+    Groups are sharded only if each device gets whole groups.
     """
     chosen: dict[str, Any] = {}
     taken: set[str] = set()
@@ -39,15 +39,15 @@ def specs_of(rule: Rule, shardings: Sequence[Any], shapes: Sequence[tuple[int, .
 
 
 def spec_over(axes: Axes, over: dict[str, Any]) -> PartitionSpec:
-    """Return the axes of the mesh that each axis of an array is sharded over."""
+    """Return the partition spec of an array, given the mesh axes of each factor."""
     return PartitionSpec(*[over.get(axis[0]) for axis in axes])
 
 
 def named(shardings: Sequence[Sharding], ranks: Sequence[int], mesh: Mesh) -> list[NamedSharding]:
-    """Return shardings, which XLA has chosen, over the axes of a mesh; where it has no such axes, over parts of them.
+    """Return XLA's shardings as named shardings over a mesh's axes or, if these do not suffice, over parts of axes.
 
-    A reshape may leave an array divided over a part of an axis, as four devices are by ``[2, 4, k]`` of eight rows.
-    What no parts of axes tell is taken for an array that every device has whole.
+    A reshape may shard an array over a part of a mesh axis: for example, eight rows over four devices, reshaped to
+    ``[2, 4, k]``. An array whose sharding no parts of axes express is treated as replicated.
     """
     for parts in chain([mesh], _finer(mesh)):
         specs = [_spec(sharding, rank, parts) for sharding, rank in zip(shardings, ranks, strict=True)]
@@ -57,8 +57,8 @@ def named(shardings: Sequence[Sharding], ranks: Sequence[int], mesh: Mesh) -> li
 
 
 def _spec(sharding: Sharding, rank: int, mesh: Mesh) -> PartitionSpec | None:
-    """Return the axes of a mesh that a sharding divides each axis of an array over, or None."""
-    extent = mesh.size  # of each axis: whatever the array's, it is in as many parts, and these in the same order
+    """Return the partition spec over a mesh that equals a sharding, or None if there is none."""
+    extent = mesh.size  # in place of the array's extents: the parts have the same number and order
     where = sharding.devices_indices_map((extent,) * rank)
     places = dict(zip(mesh.axis_names, np.indices(mesh.devices.shape), strict=True))
     found: list[tuple[str, ...]] = []
@@ -77,14 +77,14 @@ def _spec(sharding: Sharding, rank: int, mesh: Mesh) -> PartitionSpec | None:
 
 
 def _finer(mesh: Mesh) -> Iterator[Mesh]:
-    """Yield meshes of the same devices with an axis for each prime factor of an axis, in every order of these."""
+    """Yield meshes of the same devices with each axis split into its prime factors, in every order of the factors."""
     for sizes in product(*map(_orders, mesh.shape.values())):
         names = [f"{name}.{at}" for name, of in zip(mesh.axis_names, sizes, strict=True) for at in range(len(of))]
         yield Mesh(mesh.devices.reshape([size for of in sizes for size in of]), names)
 
 
 def _orders(number: int) -> list[tuple[int, ...]]:
-    """Return the prime factors of a number in every order, each order once."""
+    """Return all distinct orders of the prime factors of a number."""
     if number == 1:
         return [()]
     factors = [factor for factor in range(2, number + 1) if number % factor == 0]
@@ -93,10 +93,10 @@ def _orders(number: int) -> list[tuple[int, ...]]:
 
 
 def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], context: Any) -> Callable[..., Any]:
-    """Return a call that XLA divides among devices.
+    """Return a function that makes a call, which XLA partitions over devices.
 
-    Inside of `jax.shard_map` over some axes of the mesh of the context alone it is not divided over the others, which
-    JAX cannot say there: their devices have the operands whole.
+    Inside of a `jax.shard_map` over only some axes of the mesh of the context, the call is not partitioned over the
+    other axes, as JAX cannot express that there: operands are replicated over them.
     """
 
     def run(*arrays: Any) -> Any:
@@ -115,7 +115,7 @@ def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], 
         return mesh, run, tuple(made), tuple(given)
 
     made = custom_partitioning(run)
-    # not decoded: JAX fails on what is divided over a part of an axis
+    # JAX fails to decode a sharding over a part of a mesh axis; `named` does it instead.
     made.def_partition(
         partition,
         decode_shardings=False,

@@ -1,4 +1,7 @@
-"""Functions that give other frameworks a result in an array of the caller, or as a number, and JAX a new array."""
+"""Variants for JAX of functions that write a result into an array of the caller, or return a Python value.
+
+These return new arrays instead.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,23 +18,23 @@ from fp8core.ops.all_close import ALL_CLOSE_CALLS
 def rms_norm_quant(
     x: Any, weight: Any, epsilon: float, *, residual: Any, **keywords: Any
 ) -> tuple[Quantized[jax.Array, jax.Array], jax.Array]:
-    """Return what `fp8core.rms_norm_quant` gives with a residual, and ``x + residual`` in the residual's dtype.
+    """Return the quantized norm of ``x + residual``, as `fp8core.rms_norm_quant` does, and the sum as a new array.
 
-    Inside of ``jax.jit`` the sum takes the residual's memory where nothing else needs it: where it is a donated
-    argument, or comes from the program itself.
+    Inside of ``jax.jit`` the sum reuses the residual's memory if nothing else needs it: if the residual is a donated
+    argument, or an intermediate value of the program.
 
     Args:
         x: float32, float16 or bfloat16 ``[..., cols]``.
-        weight: ``[cols]``.
-        epsilon: what is added to the mean square, at least 0.
-        residual: of x's shape and dtype.
+        weight: float32, float16 or bfloat16 ``[cols]``.
+        epsilon: the number that is added to the mean square, at least 0.
+        residual: an array of x's shape and dtype.
         **keywords: as for `fp8core.rms_norm_quant`.
 
     Returns:
-        The `Quantized` norm of the sum, and the sum.
+        The `Quantized` norm of the sum, and the sum in the residual's dtype.
 
     Raises:
-        Fp8Error: as `fp8core.rms_norm_quant`.
+        Fp8Error: the errors of `fp8core.rms_norm_quant`.
 
     Examples:
         >>> import jax.numpy as jnp, fp8core.jax
@@ -46,16 +49,16 @@ def rms_norm_quant(
 
 
 def all_close_1d(x: Any) -> jax.Array:
-    """Return what `fp8core.all_close_1d` gives as an array, which nothing waits for: also inside of ``jax.jit``.
+    """Return the result of `fp8core.all_close_1d` as an array, without waiting for it; inside of ``jax.jit``, too.
 
     Args:
-        x: a float32 array of JAX with one axis.
+        x: a float32 JAX array with one axis.
 
     Returns:
-        A boolean without axes.
+        A boolean array of shape ``()``.
 
     Raises:
-        Fp8Error: as `fp8core.all_close_1d`.
+        Fp8Error: the errors of `fp8core.all_close_1d`.
 
     Examples:
         >>> import jax, jax.numpy as jnp, fp8core.jax
@@ -71,21 +74,21 @@ def all_close_1d(x: Any) -> jax.Array:
 
 
 def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywords: Any) -> tuple[jax.Array, jax.Array]:
-    """Return what `fp8core.scaled_mm` gives, and the largest magnitude of the result before it is rounded.
+    """Return the product of `fp8core.scaled_mm`, and the largest magnitude of the product before it is rounded.
 
     Args:
         a: FP8 ``[..., m, k]`` or a `Quantized`.
-        b: FP8 ``[k, n]`` or a `Quantized`, as ``q.T`` of a weight.
+        b: FP8 ``[k, n]`` or a `Quantized`, such as ``q.T`` of a weight.
         scale_a: as for `fp8core.scaled_mm`.
         scale_b: as for `fp8core.scaled_mm`.
-        **keywords: as for `fp8core.scaled_mm`. With a ``beta``, ``out`` is what is multiplied by it and added; it
-            stays as it is, but inside of ``jax.jit`` the result takes its memory where nothing else needs it.
+        **keywords: as for `fp8core.scaled_mm`. With a ``beta``, ``beta * out`` is added; ``out`` itself does not
+            change. Inside of ``jax.jit`` the result reuses the memory of ``out`` if nothing else needs it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
 
     Raises:
-        Fp8Error: as `fp8core.scaled_mm`.
+        Fp8Error: the errors of `fp8core.scaled_mm`.
 
     Examples:
         >>> import jax.numpy as jnp, fp8core.jax
@@ -99,21 +102,21 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
 def scaled_mm_nt(
     a: Any, weight: Any, scale_a: Any = None, scale_b: Any = None, **keywords: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """Return what `fp8core.scaled_mm_nt` gives, and the largest magnitude of the result before it is rounded.
+    """Return the product of `fp8core.scaled_mm_nt`, and the largest magnitude of the product before it is rounded.
 
     Args:
         a: FP8 ``[..., m, k]`` or a `Quantized`.
         weight: FP8 ``[n, k]`` or a `Quantized`.
         scale_a: as for `fp8core.scaled_mm_nt`.
         scale_b: as for `fp8core.scaled_mm_nt`.
-        **keywords: as for `fp8core.scaled_mm_nt`. With a ``beta``, ``out`` is what is multiplied by it and added; it
-            stays as it is, but inside of ``jax.jit`` the result takes its memory where nothing else needs it.
+        **keywords: as for `fp8core.scaled_mm_nt`. With a ``beta``, ``beta * out`` is added; ``out`` itself does not
+            change. Inside of ``jax.jit`` the result reuses the memory of ``out`` if nothing else needs it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
 
     Raises:
-        Fp8Error: as `fp8core.scaled_mm_nt`.
+        Fp8Error: the errors of `fp8core.scaled_mm_nt`.
 
     Examples:
         >>> import jax.numpy as jnp, fp8core.jax

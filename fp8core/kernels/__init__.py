@@ -1,1 +1,1 @@
-"""The kernels that exist: one table of rows an operation, most preferred first."""
+"""The kernels: one table of rows per operation, most preferred first."""

@@ -1,4 +1,4 @@
-"""The numbers that stand for formats and dtypes in device sources, and the arithmetic of launch sizes."""
+"""The numbers of formats and dtypes in device sources, and the arithmetic of launch sizes."""
 
 from typing import Final
 
@@ -22,11 +22,11 @@ RESULT: Final = {**{name: TYPE[name] for name in HIGH_PRECISION}, **{name: 3 + F
 ACTIVATION: Final[dict[Activation, int]] = {"": 0, "gelu": 1, "gelu_tanh": 2, "silu": 3}
 """The template argument ACTIVATION."""
 SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
-"""How scales are kept."""
+"""The template argument SCALE_FORMAT: how scales are stored."""
 SCRATCH_ALIGNMENT: Final = 256
-"""Bytes that the scratch of a launch, and each part of one, begins at a multiple of."""
+"""Alignment in bytes of the scratch of a launch, and of each part of it."""
 STATIC, TENSOR, TOKEN, GROUP = range(4)
-"""The template argument MODE: how a scale comes about, of which each has a formula of its own."""
+"""The template argument MODE: the origin of a scale, each with its own formula."""
 
 
 def mode_of(problem: Quantize | NormQuantize | SiluQuantize) -> int:
@@ -47,7 +47,7 @@ def round_up(number: int, multiple: int) -> int:
 
 
 def scratch_part(nbytes: int) -> int:
-    """Return how many bytes of a scratch a part of ``nbytes`` takes, so that the next one is aligned as the first."""
+    """Return how many bytes of a scratch a part of ``nbytes`` takes, so that the next part is aligned, too."""
     return round_up(nbytes, SCRATCH_ALIGNMENT)
 
 
@@ -57,7 +57,7 @@ def power_of_two(number: int) -> int:
 
 
 def threads_across(units: int, most: int) -> int:
-    """Return how many threads, a power of two from 8 to ``most``, to lay along a row of ``units``: few of them idle."""
+    """Return a number of threads, a power of two from 8 to ``most``, along a row of ``units``: few of them idle."""
     across = most
     while across > 8 and (ceil_div(units, across) * across > units * 9 / 8):
         across //= 2

@@ -1,4 +1,4 @@
-"""The predicates that rows of several tables share, each with the refusal that it gives."""
+"""Requirements that rows of several tables share, each with its refusal."""
 
 from typing import Final
 

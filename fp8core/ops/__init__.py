@@ -1,4 +1,4 @@
-"""The public operations: each is a signature, a docstring, and the description of a call (`fp8core.core.operation`)."""
+"""The public operations: a signature, a docstring, and how each describes its calls (`fp8core.core.operation`)."""
 
 from fp8core.ops.all_close import all_close_1d
 from fp8core.ops.dequantize import dequantize, per_tensor_dequantize

@@ -1,4 +1,4 @@
-"""Whether all scales of an array are equal."""
+"""Tests whether all scales of an array are equal."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -19,9 +19,9 @@ from fp8core.types import Array, Stream
 
 @eager_only
 def all_close_1d(x: Array, *, stream: Stream | None = None) -> bool:
-    """Return whether all scales equal the first within rtol 1e-5 and atol 0: one reduction, one synchronisation.
+    """Return whether all scales equal the first one, with rtol 1e-5 and atol 0: one reduction, one synchronisation.
 
-    An x without elements is True, and a NaN anywhere is False. The name is vLLM's (w8a8_utils).
+    The result is True if x has no elements, and False if any element is NaN. The name is vLLM's (w8a8_utils).
 
     Args:
         x: a float32 array with one axis.
@@ -40,7 +40,7 @@ def all_close_1d(x: Array, *, stream: Stream | None = None) -> bool:
 
 
 def read_flag(x: Any, flag: Any, stream: Any) -> bool:
-    """Return what the reduction wrote, once the stream has come so far."""
+    """Wait for the work on the stream, and return the flag that the reduction has written."""
     for stand_in in READING.values():
         value = stand_in(flag)
         if value is not None:
@@ -50,7 +50,7 @@ def read_flag(x: Any, flag: Any, stream: Any) -> bool:
 
 
 READING: Final[dict[str, Callable[[Any], bool | None]]] = {}
-"""What reads flags without memory; None of others: of each framework that has such, set by its module."""
+"""By framework: reads a flag without memory, or returns None for any other flag. Set by the framework's module."""
 
 
 def _describe_all_close(operands: Sequence[TensorSpec | None], options: None) -> Described:

@@ -1,4 +1,4 @@
-"""Dequantize: the values that FP8 data and scales stand for."""
+"""Dequantization: the values that FP8 data and scales represent."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
@@ -40,23 +40,23 @@ def dequantize(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``float(q) * scale``, formed in float32 and rounded once to ``dtype``.
+    """Return ``float(q) * scale``, computed in float32 and rounded once to ``dtype``.
 
     Args:
-        q: FP8 ``[..., cols]``, or a `Quantized`, which brings its scale and group shape.
-        scale: a number, or float32 or float8_e8m0fnu of one number or one for each group of q.
-        group_shape: the groups of the scale. It may be left out where the scale's shape can mean one thing only: along
-            each axis of q one scale, or one for each element.
+        q: FP8 ``[..., cols]``, or a `Quantized`, which has its scale and group shape.
+        scale: a number, or a float32 or float8_e8m0fnu array of one number or of one per group of q.
+        group_shape: the groups of the scale. It may be left out if the scale has, along each axis of q, one number or
+            one per element.
         dtype: float32, float16 or bfloat16.
         out: an array of that dtype and of q's shape for the result.
-        stream: the stream to launch on; by default the one that the framework of q works on.
+        stream: the stream to launch on; by default the current stream of the framework of q.
 
     Returns:
         An array of q's shape in the framework of q.
 
     Raises:
-        ScaleError: several group shapes explain the scale's shape, and none was given.
-        ShapeError: the scale's shape is not that of the groups.
+        ScaleError: several group shapes fit the scale's shape, and none was given.
+        ShapeError: the scale's shape does not fit the groups.
         DTypeError, LayoutError, DeviceError: as for `quantize`, before anything is launched or written.
 
     Examples:
@@ -122,11 +122,11 @@ def per_tensor_dequantize(q: NumpyArray, scale: Scale, **keywords: Unpack[Stream
 def per_tensor_dequantize(q: ArrayT, scale: Scale, **keywords: Unpack[StreamKeyword]) -> ArrayT: ...
 @eager_only
 def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) -> Any:
-    """Return ``float(q) * scale`` as float16, formed in float32 and rounded once; the name is vLLM's (w8a8_utils).
+    """Return ``float(q) * scale`` as float16, computed in float32 and rounded once; the name is vLLM's (w8a8_utils).
 
     Args:
         q: FP8 ``[..., cols]``.
-        scale: one number, as a number or in a float32 array.
+        scale: a number, or a float32 array of one.
         stream: the stream to launch on, as for `quantize`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Which kernel a call would get, and why; what a device can do. Both ask the tables that calls ask."""
+"""Explains which kernel a call would get, and what a device can do; both use the tables that calls use."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -68,18 +68,18 @@ _EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (
 def explain(
     function: Callable[..., Any], /, *args: Any, target: int | str | Target | None = None, **kwargs: Any
 ) -> Explanation:
-    """Return the problem that a call poses and every kernel of its table, in the order of preference.
+    """Return the problem of a call, and the verdict on every kernel of its table, in the order of preference.
 
-    Nothing runs and nothing is compiled: the call goes its way up to the choice of a kernel. Operands may be arrays,
-    or have a shape and a dtype alone, also within a `Quantized`: an `ArraySpec`, a ``jax.ShapeDtypeStruct``, a meta or
-    fake tensor of torch.
+    Nothing runs and nothing is compiled: the call takes its usual path up to the choice of a kernel. Operands, also
+    those of a `Quantized`, may be arrays, or only have a shape and a dtype: an `ArraySpec`, a ``jax.ShapeDtypeStruct``,
+    a meta or fake tensor of torch.
 
     Args:
         function: an operation of fp8core, or an `Fp8Linear`.
         *args: the call's arguments.
-        target: the device that all operands are taken to be on: a `Target`, the ordinal of a GPU of this machine, or a
-            name as "sm_90" or "gfx942" of a device that need not be here. None is where the arrays are; of a call
-            without arrays the current GPU, or the host where there is none.
+        target: the device that all operands are assumed to be on: a `Target`, the ordinal of a GPU of this machine, or
+            a name such as "sm_90" or "gfx942"; this machine need not have that device. None: the device of the arrays,
+            or for a call without arrays the current GPU (the host if there is none).
         **kwargs: the call's keyword arguments.
 
     Returns:
@@ -88,10 +88,10 @@ def explain(
             ``print`` it, or take ``.short`` for a line and ``.chosen`` for the name.
 
     Raises:
-        TypeError: the function is none of fp8core's that choose among kernels, or does not take the arguments.
+        TypeError: the function is not one of fp8core that chooses among kernels, or does not take the arguments.
         DeviceError: there is no such target, or stream is not a stream.
-        Fp8Error: what the call itself would refuse of shapes, dtypes, strides, scales and options. Memory is not looked
-            at: an ``out`` that overlaps another operand or is read-only is refused by the call alone.
+        Fp8Error: the call itself would refuse the shapes, dtypes, strides, scales or options. Memory is not checked:
+            only the call refuses an ``out`` that overlaps another operand or is read-only.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -137,13 +137,13 @@ def explain_product(
         a: the format of a; None is the target's E4M3.
         b: the format of the weight; None is the target's E4M3.
         out_dtype: the dtype of the result; an FP8 one has a scale.
-        scale_a: "tensor", "row" (one for each token) or "group" (1x128, as ``scale_layout="mn"`` stores them).
-        scale_b: "tensor", "row" (one for each output channel), "group" (1x128) or "block" (128x128).
+        scale_a: "tensor", "row" (one per token) or "group" (1x128, in the layout of ``scale_layout="mn"``).
+        scale_b: "tensor", "row" (one per output channel), "group" (1x128) or "block" (128x128).
         target: as for `explain`.
-        **keywords: of `fp8core.scaled_mm_nt`, with an `ArraySpec` for each array.
+        **keywords: keyword arguments of `fp8core.scaled_mm_nt`, with an `ArraySpec` for each array.
 
     Raises:
-        Fp8Error: what the product itself would refuse, as a pair of scales that does not go together.
+        Fp8Error: the product itself would refuse the call, for example for scales that do not go together.
 
     Examples:
         >>> from fp8core.ops.explain import explain_product
@@ -169,7 +169,7 @@ def _quantized_spec(
 
 
 class Capability(NamedTuple):
-    """Whether something runs on a kernel made for it, and which one, or why not.
+    """Whether a feature runs on a kernel made for it, and which kernel that is, or why there is none.
 
     Examples:
         >>> import fp8core
@@ -183,13 +183,13 @@ class Capability(NamedTuple):
 
 
 def capabilities(device: int | str | Target | None = None) -> Mapping[str, Capability]:
-    """Return what runs on a device on kernels made for it: feature -> (able, the kernel or why not).
+    """Return which features of a device run on kernels made for them: feature -> (able, the kernel or why not).
 
-    Products that are not able here still run, on a fallback that takes any shape, format and mix of scales.
+    Products with ``able=False`` still run, on a fallback that takes any shape, format and pair of scales.
 
     Args:
-        device: the ordinal of a GPU, a name as "sm_90", a target, or None for the current GPU (the host where there is
-            none).
+        device: the ordinal of a GPU, a name such as "sm_90", a target, or None for the current GPU (the host if there
+            is none).
 
     Raises:
         DeviceError: there is no such device.
@@ -249,7 +249,7 @@ def example_product(
     out: str = "bfloat16",
     bias: str = "",
 ) -> ScaledMm:
-    """Return a product of aligned matrices as a problem: made without arrays, for any target."""
+    """Return the problem of a product of aligned matrices, without arrays and for any target."""
     native = native_e4m3(target)
     strides_a = {"tensor": (0, 0), "row": (1, 0), "group": (1, m)}[scale_a]
     groups = -(-k // BLOCK)
@@ -279,11 +279,11 @@ def example_product(
 
 
 def operands_alignment(k: int, n: int) -> int:
-    """Return the alignment of contiguous matrices at aligned addresses (a 16-bit result)."""
+    """Return the alignment of contiguous matrices at aligned addresses, with a 16-bit result."""
     bits = 16 | k | 2 * n
     return bits & -bits
 
 
 def example_quantize(target: Target, group_shape: GroupShape, *, static: bool = False) -> Quantize:
-    """Return the quantization of aligned bfloat16 rows as a problem."""
+    """Return the problem of quantizing aligned bfloat16 rows."""
     return Quantize(target, "bfloat16", native_e4m3(target), group_shape, static, "float32", "k", 4096, 16)

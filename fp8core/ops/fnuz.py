@@ -1,4 +1,4 @@
-"""The way between the two E4M3 formats: OCP's (e4m3fn) and AMD's of MI300 (e4m3fnuz)."""
+"""Conversion between the two E4M3 formats: OCP's e4m3fn and e4m3fnuz of AMD's MI300."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
@@ -33,23 +33,23 @@ def normalize_e4m3fn_to_e4m3fnuz(
 def normalize_e4m3fn_to_e4m3fnuz(
     weight: object, weight_scale: object, input_scale: object = None, *, out: object = None, stream: object = None
 ) -> Any:
-    """Return the same real values in AMD's e4m3fnuz: ``(weight, weight_scale, input_scale)``.
+    """Convert a weight to AMD's e4m3fnuz with the same real values: ``(weight, weight_scale, input_scale)``.
 
-    A byte stands for half as much in fnuz, so scales double; 0x80 (-0) becomes 0x00, the NaN bytes 0x7f and
-    0xff become 0x80, all other bytes stay. The name and the rule for 0x80 are those of vLLM's ``w8a8_utils``.
+    A byte means half the value in fnuz, so scales are doubled. 0x80 (-0) becomes 0x00, the NaN bytes 0x7f and 0xff
+    become 0x80, and all other bytes stay the same. The name and the rule for 0x80 are those of vLLM's ``w8a8_utils``.
 
     Args:
         weight: float8_e4m3fn, contiguous, of any shape.
         weight_scale: a number, or float32, contiguous, of any shape.
         input_scale: like weight_scale, or None.
-        out: memory for the new weight; ``out=weight`` converts in place and gives an array over that memory.
+        out: memory for the new weight; ``out=weight`` converts in place and returns an array over that memory.
         stream: the stream to launch on, as for `quantize`.
 
     Returns:
-        The weight of float8_e4m3fnuz, twice its scale, and twice the input's scale or None.
+        The weight in float8_e4m3fnuz, the doubled weight_scale, and the doubled input_scale or None.
 
     Raises:
-        DTypeError: weight is of another format.
+        DTypeError: weight has another format.
         ShapeError, LayoutError, DeviceError: before anything is launched or written.
 
     Examples:
@@ -78,10 +78,10 @@ def normalize_e4m3fnuz_to_e4m3fn(
 def normalize_e4m3fnuz_to_e4m3fn(
     weight: object, weight_scale: object, input_scale: object = None, *, out: object = None, stream: object = None
 ) -> Any:
-    """Return the same real values in OCP's e4m3fn: the way back from `normalize_e4m3fn_to_e4m3fnuz`.
+    """Convert a weight to OCP's e4m3fn with the same real values: the inverse of `normalize_e4m3fn_to_e4m3fnuz`.
 
-    Scales are halved and 0x80 (NaN) becomes 0x7f. The bytes 0x7f and 0xff (+-240, at the halved scale +-480) have
-    no counterpart and become +-448, the nearest.
+    Scales are halved and 0x80 (NaN) becomes 0x7f. The bytes 0x7f and 0xff mean +-240, which is +-480 at the halved
+    scale; e4m3fn cannot represent that, and they become the nearest value, +-448.
 
     Args:
         weight: float8_e4m3fnuz, contiguous, of any shape.
@@ -91,10 +91,10 @@ def normalize_e4m3fnuz_to_e4m3fn(
         stream: the stream to launch on, as for `quantize`.
 
     Returns:
-        The weight of float8_e4m3fn, half its scale, and half the input's scale or None.
+        The weight in float8_e4m3fn, the halved weight_scale, and the halved input_scale or None.
 
     Raises:
-        DTypeError: weight is of another format.
+        DTypeError: weight has another format.
         ShapeError, LayoutError, DeviceError: before anything is launched or written.
 
     Examples:

@@ -9,11 +9,10 @@ from fp8core.core.operation import Interned
 from fp8core.core.product import known_activation
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
 from fp8core.core.specs import flag, group
-from fp8core.errors import LayoutError
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.ops.layer_checks import State, check_layer, history_of, read_layer, specs_before_quantizing
-from fp8core.ops.layer_weight import aligned_rows
+from fp8core.ops.layer_weight import aligned_rows, codes_to_pickle
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.quantized import Quantized, parts
@@ -27,25 +26,25 @@ QUANTIZE_WEIGHT_CALLS = quantize_operation("weight")
 class Fp8Linear:
     """A linear layer ``activation(x @ weight.T + bias)`` with an FP8 weight.
 
-    Its arrays are attributes that may be assigned, moved and written in place at any time: a call reads them where they
-    are when it is made. Calls of several threads, on several streams and inside graph captures do not disturb each
-    other. On sm_90 and later a product reads its weight before its predecessor on the stream has ended where that is
-    safe (concepts/safety.md, programmatic launch and weights); what the library itself writes into a weight is noticed.
+    Its arrays are attributes that may be assigned, moved and written in place at any time: each call reads them where
+    they are then. Calls by several threads, on several streams and inside graph captures do not disturb each other. On
+    sm_90 and later a product reads its weight before the preceding kernel on the stream has ended, where that is safe
+    (concepts/safety.md, programmatic launch and weights); the library keeps track of its own writes to a weight.
 
     Args:
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
         weight_scale: as for `linear`.
         bias: ``[n]`` in the results' dtype or float32.
         activation: None, "gelu", "gelu_tanh" or "silu", as for `scaled_mm`.
-        input_scale: the scale of static quantization, and of inputs that are arrays of FP8.
+        input_scale: the scale for static quantization, and for inputs that are FP8 arrays.
         group_shape: how inputs are quantized: PER_TOKEN, PER_TENSOR or GROUP_128.
-        out_dtype: the results' dtype: float32, float16 or bfloat16; None is each input's own.
+        out_dtype: the results' dtype: float32, float16 or bfloat16; None means that of each input.
         use_fast_accum: as for `scaled_mm`.
         batch_invariant: as for `scaled_mm`.
 
     Raises:
-        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not make a layer. An assignment
-            that would not raises, too, and changes nothing.
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not fit together. Assigning an
+            array that does not fit raises these too, and changes nothing.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -98,8 +97,8 @@ class Fp8Linear:
     ) -> "Fp8Linear":
         """Quantize a weight ``[n, k]``, and make a layer of it.
 
-        On a GPU the rows of its codes are a multiple of 16 bytes apart, whatever k is, so that products of any k run on
-        the kernels that need that. (JAX has no such arrays.) A weight that is given in FP8 stays as it is.
+        On a GPU the row stride of its codes is a multiple of 16 bytes for any k, so that products of any k run on the
+        kernels that need it. (JAX has no such arrays.) A weight that is given in FP8 stays as it is.
 
         Args:
             weight: float32, float16 or bfloat16 ``[n, k]``, rows contiguous.
@@ -109,12 +108,12 @@ class Fp8Linear:
             dtype: the FP8 format of the weight.
             weight_group_shape: PER_CHANNEL, PER_TENSOR, BLOCK_128 or GROUP_128, and no other.
             group_shape: how inputs are quantized; BLOCK_128 and GROUP_128 weights need GROUP_128.
-            out_dtype: the results' dtype: float32, float16 or bfloat16; None is each input's own.
+            out_dtype: the results' dtype: float32, float16 or bfloat16; None means that of each input.
             use_fast_accum: as for `scaled_mm`.
             batch_invariant: as for `scaled_mm`.
 
         Raises:
-            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not make a layer.
+            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: the arrays do not fit together.
 
         Examples:
             >>> import numpy as np, fp8core
@@ -146,7 +145,7 @@ class Fp8Linear:
         """Return ``activation(x @ weight.T + bias)``.
 
         Args:
-            x: float32, float16 or bfloat16 ``[..., k]``, to be quantized; or FP8 as for `linear`.
+            x: float32, float16 or bfloat16 ``[..., k]``, which is quantized; or FP8 as for `linear`.
             out: an array ``[..., n]`` for the result.
             stream: the stream to launch on, as for `quantize`.
 
@@ -165,7 +164,7 @@ class Fp8Linear:
         return LINEAR_CALLS(operands, options, stream, history)[0][OUT]
 
     def _taking(self, state: State, group: GroupShape | None) -> Interned:
-        """Return the options of a call whose x comes quantized by ``group``."""
+        """Return the options of a call whose x is already quantized by ``group``."""
         made = state.by_group[group] = LINEAR_CALLS.interned(state.options._replace(x_group=group))
         return made
 
@@ -182,23 +181,23 @@ class Fp8Linear:
 
     @property
     def in_features(self) -> int:
-        """The extent k of inputs' last axis."""
+        """The extent k of the inputs' last axis."""
         return self._state.shape[1]
 
     @property
     def out_features(self) -> int:
-        """The extent n of results' last axis."""
+        """The extent n of the results' last axis."""
         return self._state.shape[0]
 
     @property
     def group_shape(self) -> GroupShape:
-        """How inputs are quantized."""
+        """The group shape by which inputs are quantized."""
         shape: GroupShape = self._state.options.group_shape
         return shape
 
     @property
     def weight(self) -> Any:
-        """FP8 ``[n, k]``; a `Quantized` may be assigned, which brings its scale."""
+        """FP8 ``[n, k]``; assigning a `Quantized` assigns its scale, too."""
         return self._state.arrays[0]
 
     @weight.setter
@@ -237,43 +236,38 @@ class Fp8Linear:
         self._put(input_scale=scale)
 
     def _put(self, options: LinearOptions | None = None, /, **changed: Any) -> None:
-        """Take new arrays, and with them new options, in the place of others."""
+        """Replace some arrays, and the options if given."""
         state = self._state
         arrays = {**dict(zip(ARRAYS, state.arrays, strict=True)), **changed}
         self._take(state.options if options is None else options, **arrays)
 
     def _take(self, options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> None:
-        """Take arrays after checking the layer that they make; its weight's history begins anew."""
+        """Check all arrays and take them; the history of the weight starts anew."""
         layer = read_layer(weight, weight_scale, bias, input_scale)
         check_layer(options, layer.specs)
         n, k = layer.arrays[0].shape
         self._state = State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the arrays by themselves, so that a weight which others hold, too, stays one, as its scale does."""
+        """Copy the arrays with ``memo``: a weight or scale that other objects share stays shared among the copies."""
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made._take(self._state.options, *deepcopy(self._state.arrays, memo))
         return made
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: its arrays and options; where they lie is the copy's own affair.
+    def __copy__(self) -> Self:
+        """Return a layer that shares the arrays."""
+        made = type(self).__new__(type(self))
+        made._take(self._state.options, *self._state.arrays)
+        return made
 
-        FP8 travels as bytes with the name of its dtype: not every pickle knows a framework's FP8 arrays.
-        """
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the arrays and options, without the state that depends on addresses."""
         weight, *others = self._state.arrays
-        name = interop.dtype_name(weight.dtype)
-        try:
-            weight = interop.reinterpret(weight, "uint8")
-        except LayoutError:  # JAX, whose arrays have one dtype for life
-            name = ""
-        return {"arrays": (weight, *others), "dtype": name, "options": tuple(self._state.options)}
+        return {"arrays": (codes_to_pickle(weight), *others), "options": tuple(self._state.options)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        weight, *others = state["arrays"]
-        if state["dtype"]:
-            weight = interop.reinterpret(weight, state["dtype"])
-        self._take(LinearOptions(*state["options"]), weight, *others)
+        self._take(LinearOptions(*state["options"]), *state["arrays"])
 
     def __repr__(self) -> str:
         weight, scale, bias, input_scale = self._state.arrays

@@ -1,4 +1,4 @@
-"""What is checked when an `Fp8Linear` is made, and whenever one of its arrays is assigned."""
+"""Checks made when an `Fp8Linear` is constructed, and whenever one of its arrays is assigned."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -18,14 +18,14 @@ from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSO
 
 
 def _array_of(number: float, framework: Framework, target: Target) -> Any:
-    """Return a number as an fp32 array of a framework, made on its current stream."""
+    """Return a number as an fp32 array of a framework, written on its current stream."""
     made, stream = framework.empty((1,), "float32", target), framework.stream(target)
     fill_number(made.pointer, number, target, stream)
     return framework.wrap(made.array, stream)
 
 
 def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: TensorSpec) -> None:
-    """Refuse a scale that no input has: one number, or for inputs that come quantized one a token or a group."""
+    """Refuse an input scale unless it is one number or, for inputs that are already FP8, one per token or group."""
     is_scale(scale)
     same_device(weight, scale)
     groups = -(-weight.shape[1] // BLOCK)
@@ -51,21 +51,21 @@ class Read(NamedTuple):
 
 
 class State(NamedTuple):
-    """All that a call reads of a layer, at once: another thread may be assigning arrays."""
+    """Everything that a call reads from a layer, in one object, as another thread may assign arrays meanwhile."""
 
     arrays: tuple[Any, ...]
     """In the order of `ARRAYS`."""
     interned: Interned
     by_group: dict[GroupShape | None, Interned]
-    """The options of calls whose x comes quantized."""
+    """The options of calls whose x is already quantized, by its group shape."""
     history: WeightHistory
     options: LinearOptions
     shape: tuple[int, int]
-    """Of the weight, n and k."""
+    """n and k of the weight."""
 
 
 def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> Read:
-    """Read the arrays of a layer. Numbers become arrays beside the weight, once."""
+    """Read the arrays of a layer; numbers become arrays on the weight's device."""
     first = interop.view(weight, ARRAYS[0])
     at = spec_of(first, "weight")
     is_fp8(at)
@@ -101,7 +101,7 @@ def check_layer(options: LinearOptions, specs: Sequence[TensorSpec | None]) -> N
 
 
 def history_of(layer: Read) -> WeightHistory:
-    """Begin the history of a layer's weight."""
+    """Return a new history of a layer's weight."""
     history, first = WeightHistory(), layer.views[0]
     assert first is not None
     if first.target.platform != "host":
@@ -113,7 +113,10 @@ def history_of(layer: Read) -> WeightHistory:
 
 
 def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec, bias: TensorSpec | None) -> None:
-    """Refuse what no input of two rows could be multiplied with: one row of its own says nothing of its groups."""
+    """Refuse a weight and options with which no input could be multiplied, tested with an input of two rows.
+
+    (With one row, the shape of its scale would not tell its granularity.)
+    """
     k, target = weight.shape[1], weight.target
     x = TensorSpec("x", input_format(weight.dtype), (2, k), (k, 1), target)
     groups = {PER_TENSOR: (1,), PER_TOKEN: (2, 1), GROUP_128: (2, -(-k // BLOCK))}[options.group_shape]
@@ -135,7 +138,7 @@ def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec,
 def specs_before_quantizing(
     weight: Any, bias: Any, input_scale: Any, dtype: Any, group: GroupShape
 ) -> tuple[TensorSpec | None, ...]:
-    """Return the specs that `read_layer` will give of a weight yet to be quantized; numbers are left out."""
+    """Return the specs that `read_layer` will return once the weight is quantized; numbers are left out."""
     at = spec_of(interop.view(weight, Operand("weight", *HIGH_PRECISION)), "weight")
     is_wide(at)
     n, k = two_axes(at)

@@ -23,20 +23,20 @@ from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, GroupShape, Line
 from fp8core.types import Array, ArrayT, LinearKeywords, NumpyArray, Scale, Untyped
 
 OUT: Final = 6
-"""The place of the result among the operands."""
+"""The index of the result among the operands."""
 
 
 class LinearOptions(NamedTuple):
-    """All of a linear layer but its arrays, unchecked."""
+    """Everything that defines a linear layer besides its arrays, unchecked."""
 
     group_shape: Any = PER_TOKEN
     scale_ub: Any = None
-    """As a number; None without one, or where it is an operand."""
+    """A number; None if there is none, or if it is an operand."""
     out_dtype: Any = None
     use_fast_accum: bool = True
     batch_invariant: bool = False
     x_group: GroupShape | None = None
-    """Of an x that comes quantized, where it is known."""
+    """The group shape of an x that is already quantized, if it is known."""
     weight_group: GroupShape | None = None
     activation: Any = None
 
@@ -79,7 +79,7 @@ def linear(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``activation(x @ weight.T + bias)`` with x quantized to FP8, unless it is FP8 already.
+    """Return ``activation(x @ weight.T + bias)``; x is quantized to FP8 first, unless it is FP8 already.
 
     The formulas are those of ``scaled_mm_nt(quantize(x, group_shape=group_shape), weight)``.
 
@@ -87,14 +87,14 @@ def linear(
         x: float32, float16 or bfloat16 ``[..., k]``; or FP8, as a `Quantized` or together with input_scale.
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
         weight_scale: a number, or float32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel,
-            or ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128 or ``[n, ceil(k / 128)]`` for groups of 1x128,
-            both of which need group_shape (1, 128).
+            ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128, or ``[n, ceil(k / 128)]`` for groups of 1x128;
+            blocks and groups need group_shape (1, 128).
         bias: ``[n]`` in out_dtype or float32.
         activation: None, "gelu", "gelu_tanh" or "silu", as for `scaled_mm`.
-        input_scale: the scale of x: given for static quantization, and always for an array of FP8.
+        input_scale: the scale of x, for static quantization; required if x is an array of FP8.
         group_shape: how x is quantized: PER_TOKEN, PER_TENSOR or GROUP_128, and no other.
         scale_ub: an upper bound of amax per token.
-        out_dtype: float32, float16 or bfloat16; None is x's own, bfloat16 where x is FP8.
+        out_dtype: float32, float16 or bfloat16; None means x's dtype, or bfloat16 if x is FP8.
         use_fast_accum: as for `scaled_mm`.
         batch_invariant: as for `scaled_mm`.
         out: an array ``[..., n]`` for the result.
@@ -106,7 +106,7 @@ def linear(
     Raises:
         ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `scaled_mm`, before anything is launched
             or written.
-        UnsupportedProblemError: no kernel can run it.
+        UnsupportedProblemError: no kernel can run the call.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -126,10 +126,10 @@ def linear(
 
 
 def activation_group(group_shape: Any) -> GroupShape:
-    """Return a group shape by which products take their activations.
+    """Check and return a group shape of activations that products take.
 
     Raises:
-        ScaleError: it is another.
+        ScaleError: products do not take this group shape.
     """
     group = specs.group(group_shape)
     known_group(group, ACTIVATION_GROUPS, "group_shape")
@@ -137,16 +137,16 @@ def activation_group(group_shape: Any) -> GroupShape:
 
 
 def result_dtype(out_dtype: Any, own: str) -> str:
-    """Return the dtype of results, which is one of those that inputs are quantized from; None is ``own``."""
+    """Return the dtype of results, one of `HIGH_PRECISION`; ``own`` if ``out_dtype`` is None."""
     return own if out_dtype is None else dtype_name(out_dtype, "out_dtype", HIGH_PRECISION)
 
 
 INPUT_FORMAT: Final = {"float8_e5m2": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e4m3fnuz"}
-"""What inputs are quantized to beside a weight of e5m2, which no tensor core multiplies with its own kind."""
+"""The format that inputs are quantized to if the weight is e5m2: tensor cores do not multiply e5m2 by e5m2."""
 
 
 def input_format(weight: str) -> str:
-    """Return the format that inputs are quantized to: the weight's where it can be multiplied with itself."""
+    """Return the format that inputs are quantized to: that of the weight, unless it is e5m2."""
     return INPUT_FORMAT.get(weight, weight)
 
 
@@ -177,7 +177,7 @@ def _describe_product(
     out: TensorSpec | None,
     options: LinearOptions,
 ) -> Described:
-    """Describe the product of an x that is FP8."""
+    """Describe the product for an x that is already FP8."""
     if input_scale is None:
         raise ScaleError(f"x of {x.dtype} needs input_scale, or to be a Quantized, got neither")
     product = product_of(
@@ -217,7 +217,7 @@ def _describe_both(
     group: GroupShape,
     options: LinearOptions,
 ) -> Described:
-    """Describe a quantization into a scratch and the product of what lies there."""
+    """Describe a quantization of x into a scratch, followed by the product."""
     q = codes_in_scratch(x, input_format(weight.dtype), group, input_scale, upper, options.scale_ub)
     product = product_of(
         q.codes,
@@ -250,7 +250,7 @@ ARRAYS: Final = (
     Operand("bias", *HIGH_PRECISION),
     ScaleOperand("input_scale", "float32"),
 )
-"""What a layer keeps."""
+"""The arrays of a layer."""
 LINEAR_CALLS: Final = Operation(
     (
         Operand("x", *HIGH_PRECISION, *FORMATS),

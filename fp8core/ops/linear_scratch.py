@@ -1,4 +1,4 @@
-"""The launches of a linear layer: x is quantized into a scratch, and the product reads it there."""
+"""The launches of a linear layer: x is quantized into a scratch, which the product reads."""
 
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -14,24 +14,24 @@ from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
 
 ROW_ALIGNMENT: Final = 16
-"""Bytes that rows of codes are a multiple of, so that kernels that need that run products of any k."""
+"""The alignment of rows of codes in bytes; with it, kernels that need aligned rows run products of any k."""
 COMPUTED: Final = "the scale of x"
-"""What errors call a scale that the caller did not give."""
+"""The name, in error messages, of a scale that the caller did not give."""
 
 
 class ScratchCodes(NamedTuple):
-    """Codes and scales of x in a scratch: how they are made, and where they lie."""
+    """Codes and scales of x in a scratch: how they are computed, and their layout."""
 
     at: Matrix
     stride: int
-    """From row to row of the codes."""
+    """The elements from row to row of the codes."""
     how: Scaling
     x: TensorSpec
     codes: TensorSpec
     scale: TensorSpec
-    """Of the product: the given one, or that in the scratch."""
+    """The scale that the product reads: the given one, or that in the scratch."""
     scale_offset: int | None
-    """None where the scale is given."""
+    """The offset of the scales in the scratch, in bytes; None if the scale is given."""
     bytes: int
 
 
@@ -43,10 +43,10 @@ def codes_in_scratch(
     upper: TensorSpec | None,
     bound: Any,
 ) -> ScratchCodes:
-    """Return how x is quantized to ``dtype`` into a scratch, after checking that it can be."""
+    """Check that x can be quantized to ``dtype``, and return how it is quantized into a scratch."""
     specs.is_wide(x)
     at = specs.matrix(x)
-    layout = "mn" if group.cols > 0 else "k"  # groups as block-scaled products want them
+    layout = "mn" if group.cols > 0 else "k"  # the layout of groups that block-scaled products read
     asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
     how = scaling(asked, x, x.shape, input_scale, upper)
     stride = round_up(at.cols, ROW_ALIGNMENT)
@@ -61,29 +61,29 @@ def codes_in_scratch(
 
 
 def planned(steps_of: Callable[[bool], Steps], q: ScratchCodes | None) -> Planned:
-    """Return what runs a layer.
+    """Return the planned launches of a layer.
 
     Args:
         steps_of: returns the launches, given whether the product may read the weight early.
-        q: how x is quantized; None where it comes so.
+        q: how x is quantized; None if x is already quantized.
     """
     steps = steps_of(False)
     launch, nbytes = _launch(steps, q), _scratch_bytes(steps, q)
 
     def prefetching() -> Launch:
-        early = steps_of(True)  # of another choice, if a tuning has come since
+        early = steps_of(True)  # may have other kernels than `steps`, if it was tuned since
         return _launch(early, q) if _scratch_bytes(early, q) == nbytes else launch
 
     return Planned(launch, nbytes, prefetching if steps.product.prefetches_weight else None)
 
 
 def _scratch_bytes(steps: Steps, q: ScratchCodes | None) -> int:
-    """Return the bytes of a layer's scratch: codes and scales, where there are any, and the product's."""
+    """Return the bytes of a layer's scratch: those of codes and scales, if any, and those of the product."""
     return steps.product.scratch_bytes + (0 if steps.quantize is None or q is None else q.bytes)
 
 
 def _launch(steps: Steps, q: ScratchCodes | None) -> Launch:
-    """Return the launches of a layer as one: what is quantized lies at the beginning of the scratch."""
+    """Return one function that makes all launches of a layer; codes and scales are at the start of the scratch."""
     multiply = steps.product
     if steps.quantize is None or q is None:
 

@@ -1,4 +1,4 @@
-"""Fused producers: what comes before a linear layer, and its quantization, in one launch."""
+"""Fused producers: the operation before a linear layer and the quantization of its result, in one launch."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
@@ -52,23 +52,23 @@ def rms_norm_quant(
 ) -> Any:
     """Return ``quantize(x / sqrt(mean(x**2) + epsilon) * weight)`` in one launch.
 
-    The norm is that of Zhang and Sennrich 2019 (arXiv:1910.07467). It is formed in float32 and not rounded to x's dtype
-    before it is quantized.
+    The norm is that of Zhang and Sennrich 2019 (arXiv:1910.07467). It is computed in float32 and, without
+    ``round_intermediate``, not rounded to x's dtype before it is quantized.
 
     Args:
         x: float32, float16 or bfloat16 ``[..., cols]``; the mean is over the last axis.
         weight: float32, float16 or bfloat16 ``[cols]``, contiguous.
-        epsilon: what is added to the mean square, at least 0.
-        residual: of x's shape and dtype; the float32 sum ``x + residual`` is normed instead, and written to residual in
-            its dtype.
+        epsilon: a number of at least 0, added to the mean square.
+        residual: an array of x's shape and dtype. The float32 sum ``x + residual`` is normalized instead of x, and
+            written to residual in its dtype.
         dtype: the FP8 format of the result.
         group_shape: per token, or ``(1, g)`` with g = 8, 16, 32, 64 or 128; any with a given scale.
         scale: a given scale, as for `quantize`.
         scale_ub: an upper bound of amax, per token.
         scale_format: as for `quantize`.
         scale_layout: as for `quantize`.
-        eps: the least amax of a group, as for `quantize` (that of the norm is ``epsilon``).
-        round_intermediate: round the norm to x's dtype first, and with a given scale the sum with the residual, too, as
+        eps: the lower bound of a group's amax, as for `quantize` (not that of the norm, which is ``epsilon``).
+        round_intermediate: first round the norm to x's dtype, and with a given scale also the sum with the residual, as
             vLLM's static kernels do.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
         stream: the stream to launch on, as for `quantize`.
@@ -157,7 +157,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
 
 
 def epsilon_of(epsilon: Any) -> float:
-    """Return what is added to a mean square, which has to be a number of at least 0."""
+    """Check and return the number, at least 0, that is added to a mean square."""
     number = scalar(epsilon)
     if number is None or not 0 <= number <= specs.LARGEST or not specs.in_float32(number):
         raise ShapeError(f"epsilon needs a finite number of at least 0 that float32 holds, got {epsilon!r}")
@@ -194,10 +194,10 @@ def silu_and_mul_quant(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``quantize(silu(gate) * up)`` of ``x = [gate, up]`` in one launch.
+    """Return ``quantize(silu(gate) * up)`` for ``x = [gate, up]`` in one launch.
 
-    ``silu(v) = v / (1 + exp(-v))``: the SwiGLU of Shazeer 2020 (arXiv:2002.05202). The product is formed in float32 and
-    not rounded to x's dtype before it is quantized, unless ``round_intermediate`` asks for it.
+    ``silu(v) = v / (1 + exp(-v))``: the SwiGLU of Shazeer 2020 (arXiv:2002.05202). The product is computed in float32
+    and, without ``round_intermediate``, not rounded to x's dtype before it is quantized.
 
     Args:
         x: float32, float16 or bfloat16 ``[..., 2 * cols]``: gate and up side by side.
@@ -207,8 +207,8 @@ def silu_and_mul_quant(
         scale_ub: an upper bound of amax, per token.
         scale_format: as for `quantize`.
         scale_layout: as for `quantize`.
-        eps: the least amax of a group, as for `quantize`.
-        round_intermediate: round the activation and the product to x's dtype first, as vLLM's kernels do.
+        eps: the lower bound of a group's amax, as for `quantize`.
+        round_intermediate: first round the activation and the product to x's dtype, as vLLM's kernels do.
         out: an FP8 array ``[..., cols]`` for the data, or a pair of arrays for data and scale.
         stream: the stream to launch on, as for `quantize`.
 

@@ -1,4 +1,4 @@
-"""Quantize: FP8 data and scales such that ``data * scale`` is nearest to the values."""
+"""Quantization: FP8 data and scales such that ``data * scale`` is nearest to the values."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
@@ -28,7 +28,7 @@ from fp8core.runtime.plans import QuantizeNumbers
 from fp8core.types import ArrayT, CupyT, NumpyArray, QuantizeKeywords, Untyped
 
 DATA, SCALE = 1, 2
-"""Places among the operands of a quantization."""
+"""Indices among the operands of a quantization."""
 
 
 @overload
@@ -60,42 +60,44 @@ def quantize(
 
     - ``scale = amax / MAX``, where amax is the largest magnitude of the group, and MAX is 448 for float8_e4m3fn, 224
       for float8_e4m3fnuz and 57344 for both e5m2 formats;
-    - the scale is at least 2**-126 per tensor, at least ``1 / (MAX * 512)`` per token, and with any other group shape
-      amax is at least ``eps``;
-    - ``data = round(clamp(x / scale, -MAX, MAX))``, to nearest even. Per tensor and with a given scale, x is multiplied
-      by the rounded reciprocal of the scale instead.
+    - lower bounds: the scale is at least 2**-126 per tensor, and at least ``1 / (MAX * 512)`` per token; for any other
+      group shape amax is at least ``eps``;
+    - ``data = round(clamp(x / scale, -MAX, MAX))``, rounded to nearest even. Per tensor and with a given scale, x is
+      multiplied by the rounded reciprocal of the scale instead of divided.
 
     These are the formulas of the kernels in vLLM (``csrc/quantization``: ``scaled_fp8_quant``,
-    ``per_token_group_quant_fp8``), bit for bit on finite data that are not all zero. The formats are those of
-    Micikevicius et al. 2022 (arXiv:2209.05433), and fnuz those of Noune et al. 2022 (arXiv:2206.02915). Groups of 1x128
-    and blocks of 128x128 are those of DeepSeek-V3 (arXiv:2412.19437).
+    ``per_token_group_quant_fp8``); on finite data that are not all zero the results are equal bit for bit. The formats
+    are those of Micikevicius et al. 2022 (arXiv:2209.05433), the fnuz formats those of Noune et al. 2022
+    (arXiv:2206.02915). Groups of 1x128 and blocks of 128x128 are those of DeepSeek-V3 (arXiv:2412.19437).
 
     Args:
         x: float32, float16 or bfloat16 ``[..., cols]`` on any device, last axis contiguous.
         dtype: the FP8 format, as a name or as a dtype of any framework.
         group_shape: ``(rows, cols)`` of the elements that share a scale; -1 spans the axis.
-        scale: a given scale (static quantization): a number, or a float32 array of one number or one for each group.
+        scale: a given scale (static quantization): a number, or a float32 array of one number or of one per group.
         scale_ub: an upper bound of amax, per token only: a number or a float32 array of one.
-        scale_format: "ue8m0" rounds scales up to powers of two, "ue8m0_bytes" gives these as float8_e8m0fnu
-            (OCP Microscaling Formats 1.0).
-        scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, as block-scaled products want them.
-        eps: the least amax of groups and blocks, 1e-10 by default. Per token, per tensor and with a given scale another
-            value is refused.
-        rows_padded: give at least so many rows, at most 2**31 - 1; the added ones hold zeros and scale 1.
+        scale_format: "ue8m0" rounds scales up to powers of two; "ue8m0_bytes" does the same and returns them as
+            float8_e8m0fnu (OCP Microscaling Formats 1.0).
+        scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, the layout that block-scaled products
+            read.
+        eps: the lower bound of the amax of groups and blocks, 1e-10 by default. Per token, per tensor and with a given
+            scale, any other value is refused.
+        rows_padded: the least number of rows of the result, at most 2**31 - 1; added rows hold zeros and scale 1.
         out: an FP8 array for the data, or a pair of arrays for data and scale.
-        stream: the stream to launch on; by default the one that the framework of x works on. It waits for the work
-            that x's framework has under way, and x may be dropped as soon as the call returns.
+        stream: the stream to launch on; by default the current stream of the framework of x. It waits for pending work
+            of x's framework, and x may be dropped as soon as the call returns.
 
     Returns:
-        Quantized: ``data, scale`` in the framework of x. Data is shaped like x; the scale is ``[1]`` per tensor, else
-            with x's leading axes, as in ``[..., 1]`` per token and ``[..., ceil(cols / g)]`` for groups of 1xg.
+        Quantized: ``data, scale`` in the framework of x. The data has the shape of x, or more rows with rows_padded.
+            The scale has shape ``[1]`` per tensor, otherwise it keeps x's leading axes: ``[..., 1]`` per token,
+            ``[..., ceil(cols / g)]`` for groups of 1xg.
 
     Raises:
-        DTypeError: x or another array is of a dtype that the call does not take.
+        DTypeError: the call does not take the dtype of x or of another array.
         ShapeError: a shape, group_shape or rows_padded does not fit x.
-        LayoutError: x needs a copy to be read by rows, or ``out`` overlaps another array.
+        LayoutError: x cannot be read by rows without a copy, or ``out`` overlaps another array.
         ScaleError: scale, scale_ub, scale_format or eps do not go together.
-        DeviceError: the arrays are on several devices. All of these come before anything is launched or written.
+        DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -136,7 +138,7 @@ def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any
 
 
 def _padded(x: TensorSpec, at: Matrix, rows_padded: Any) -> tuple[tuple[int, ...], int]:
-    """Return the shape of the codes of ``x``, and their rows."""
+    """Return the shape of the codes of ``x``, and the number of their rows."""
     if rows_padded is None:
         return x.shape, at.rows
     wanted = specs.least_rows(rows_padded, "rows_padded")
@@ -150,9 +152,9 @@ def _padded(x: TensorSpec, at: Matrix, rows_padded: Any) -> tuple[tuple[int, ...
 def quantize_problem(
     x: TensorSpec, at: Matrix, how: Scaling, rows: int, data: TensorSpec | None, data_stride: int
 ) -> Quantize:
-    """Return the quantization of ``x`` to ``rows`` rows of codes, ``data_stride`` apart, as a problem.
+    """Return the problem of quantizing ``x`` to ``rows`` rows of codes with stride ``data_stride``.
 
-    Where one scale is found for a tensor without gaps, it is one long row: only its beginning counts.
+    A contiguous tensor with one computed scale counts as one long row: only the alignment of its start matters.
     """
     strides = at.stride, data_stride
     if at.stride == data_stride == at.cols and rows == at.rows and not how.given and how.group_shape == PER_TENSOR:
@@ -171,7 +173,7 @@ def quantize_problem(
 
 
 def quantize_operation(x: str = "x", out: str = "out", scale: str = "scale", scale_ub: str = "scale_ub") -> Operation:
-    """Return a quantization whose errors call its operands so."""
+    """Return a quantization operation whose error messages use these names of operands."""
     names = (
         Operand(x, *HIGH_PRECISION),
         Operand(out, *FORMATS),
@@ -196,7 +198,7 @@ def quantize_by(
     rows_padded: int | None = None,
     out: object = None,
 ) -> Quantized[Any, Any]:
-    """Return `quantize` by an operation whose errors call the operands by the names of another function."""
+    """Call `quantize` through an operation whose error messages use the operand names of another function."""
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
     options = dtype, group_shape, scale is not None, bound, "float32", "k", EPS, rows_padded
     arrays, group = operation((x, out, scale, upper), options)

@@ -1,4 +1,4 @@
-"""FP8 data together with its scales: what quantization gives, and what every function that takes both takes as one."""
+"""FP8 data together with its scales: the result of a quantization, and one operand of functions that take both."""
 
 from typing import Any, Generic, NamedTuple, Self
 
@@ -16,16 +16,16 @@ class _Pair(NamedTuple, Generic[DataT_co, ArrayT_co]):
 
 
 class Quantized(_Pair[DataT_co, ArrayT_co]):
-    """FP8 ``data`` and the ``scale`` to multiply it by: a pair (``data, scale = quantize(x)``) that knows its groups.
+    """FP8 ``data`` and the ``scale`` to multiply it by: a pair (``data, scale = quantize(x)``) with its group shape.
 
-    Its type has two parameters: that of data, and that of the framework's other arrays. They are the same type but for
-    CuPy, whose FP8 data is a `Float8Array`.
+    The class has two type parameters: the type of the data, and that of the framework's other arrays. They differ only
+    for CuPy, where FP8 data is a `Float8Array`.
 
     Args:
         data: FP8 ``[..., cols]``.
-        scale: float32 or float8_e8m0fnu, one number for each group: ``value = data * scale``.
-        group_shape: ``(rows, cols)`` of the elements that share a scale; None if it is not known, as in a pair made of
-            two arrays. What needs it then asks for ``group_shape=``.
+        scale: float32 or float8_e8m0fnu, one number per group: ``value = data * scale``.
+        group_shape: ``(rows, cols)`` of the elements that share a scale; None if it is not known, as in a pair made
+            from two arrays. Functions that need it then require ``group_shape=``.
 
     Raises:
         ShapeError: group_shape is not a pair of whole numbers, each -1 or 1 to 2**31 - 1. Data and scale are checked
@@ -49,7 +49,7 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
         return made
 
     def _replace(self, /, **fields: Any) -> Self:
-        """Return a pair with other data or another scale of the same groups."""
+        """Return a pair with other data or another scale, and the same group shape."""
         made = super()._replace(**fields)
         made.group_shape = self.group_shape
         return made
@@ -68,7 +68,7 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
 
     @property
     def T(self) -> "Quantized[DataT_co, ArrayT_co]":  # noqa: N802 - NumPy's name
-        """The transpose of a matrix over the same memory: a stored weight ``[n, k]`` as `scaled_mm` takes it.
+        """The transpose of a matrix over the same memory: turns a stored weight ``[n, k]`` into ``b`` of `scaled_mm`.
 
         Examples:
             >>> import numpy as np, fp8core
@@ -84,7 +84,7 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
     def dequantize(
         self, dtype: WideDType = "float32", *, out: Array | None = None, stream: Stream | None = None
     ) -> ArrayT_co:
-        """Return ``data * scale``, formed in float32 and rounded once to ``dtype``: `fp8core.dequantize` of this pair.
+        """Return ``data * scale``, computed in float32 and rounded once to ``dtype``, as `fp8core.dequantize` does.
 
         Args:
             dtype: float32, float16 or bfloat16.
@@ -111,17 +111,17 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
 
 
 def quantized(data: Any, scale: Any, group_shape: GroupShape | None) -> Quantized[Any, Any]:
-    """Return a pair in half of the time that its constructor takes."""
+    """Make a pair, in half the time of its constructor."""
     made: Quantized[Any, Any] = new_tuple(Quantized, (data, scale))
     made.group_shape = group_shape
     return made
 
 
 def parts(x: Any, scale: Any, name: str, scale_name: str) -> tuple[Any, Any, GroupShape | None]:
-    """Return data, scale and group shape of an operand that is a `Quantized`, or an array with its scale beside it.
+    """Return data, scale and group shape of an operand: a `Quantized`, or an array with a separate scale.
 
     Raises:
-        ScaleError: a `Quantized` comes with another scale, or an array without one.
+        ScaleError: a `Quantized` has a separate scale, too, or an array has none.
     """
     if isinstance(x, Quantized):
         if scale is not None:

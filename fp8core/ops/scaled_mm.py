@@ -18,7 +18,7 @@ from fp8core.problem import FORMATS, HIGH_PRECISION, GroupShape
 from fp8core.types import Array, ArrayT, NumpyArray, ProductKeywords, Scale
 
 OUT, AMAX = 5, 7
-"""Places among the operands of a product."""
+"""Indices among the operands of a product."""
 
 
 @overload
@@ -63,9 +63,9 @@ def scaled_mm(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``round(activation(scale_a * (scale_b * (a @ b)) + bias + beta * out))``: in float32, rounded once.
+    """Return ``round(activation(scale_a * (scale_b * (a @ b)) + bias + beta * out))``, in float32 and rounded once.
 
-    The operands and the meaning of scales are those of ``torch._scaled_mm`` and of vLLM's ``cutlass_scaled_mm``.
+    Operands and scales have the meaning that they have in ``torch._scaled_mm`` and in vLLM's ``cutlass_scaled_mm``.
 
     Args:
         a: FP8 ``[..., m, k]``, rows contiguous, or a `Quantized` per tensor, per token or by groups of 1x128.
@@ -78,27 +78,30 @@ def scaled_mm(
         bias: ``[n]`` in out_dtype or float32, added in float32.
         activation: None; "gelu", which is ``x * (1 + erf(x / sqrt(2))) / 2``; "gelu_tanh", its approximation
             ``x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2``; or "silu", ``x / (1 + exp(-x))``.
-        beta: a number. Unless it is 0, what out holds before the call is multiplied by it and added.
+        beta: a number. If it is not 0, the values of ``out`` before the call are multiplied by it and added.
         out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
-        out_scale: a number, or float32 of one: data are the clamped, rounded ``value * (1 / out_scale)``.
-        amax: a float32 array of one that receives the largest magnitude of the result before it is rounded (with an
-            FP8 out_dtype, before ``1 / out_scale``).
+        out_scale: the scale of an FP8 result, a number or a float32 array of one: the result is
+            ``value * (1 / out_scale)``, clamped and rounded.
+        amax: a float32 array of one, which receives the largest magnitude of the result before rounding (for an FP8
+            out_dtype, before the multiplication by ``1 / out_scale``).
         use_fast_accum: let kernels accumulate with fewer bits: a relative error of up to 4e-3 for k up to 16,384, and
-            more beyond, in place of 2e-3 at any k (docs/performance/accuracy.md).
-        batch_invariant: give a row the same bits whatever m is.
-        out: an array ``[..., m, n]`` of out_dtype for the result. beta needs one, of float32, float16 or bfloat16.
-        stream: the stream to launch on; by default the one that the framework of a works on.
+            more beyond, instead of 2e-3 at any k (docs/performance/accuracy.md).
+        batch_invariant: give each row the same bits for any m.
+        out: an array ``[..., m, n]`` of out_dtype for the result; required, in float32, float16 or bfloat16, if beta is
+            not 0.
+        stream: the stream to launch on; by default the current stream of the framework of a.
 
     Returns:
         ``[..., m, n]`` of out_dtype, in the framework of a.
 
     Raises:
         ShapeError: the matrices do not share k, or a scale, bias or ``out`` does not fit them.
-        DTypeError: an array is of a dtype that the call does not take, or there is no such activation.
-        LayoutError: rows of a or columns of b are not contiguous, ``out`` overlaps another array, or beta has none.
+        DTypeError: the call does not take the dtype of an array, or there is no such activation.
+        LayoutError: rows of a or columns of b are not contiguous, ``out`` overlaps another array, or beta is not 0
+            without ``out``.
         ScaleError: the scales do not go together, or one is missing.
-        DeviceError: the arrays are on several devices. All of these come before anything is launched or written.
-        UnsupportedProblemError: no kernel can run it, as for e5m2 times e5m2.
+        DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
+        UnsupportedProblemError: no kernel can run the call, for example e5m2 times e5m2.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -164,22 +167,22 @@ def scaled_mm_nt(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return `scaled_mm` of a and a weight as it is stored, ``[n, k]``.
+    """Return `scaled_mm` of a and a weight in its stored orientation, ``[n, k]``.
 
     Args:
         a: as for `scaled_mm`.
         weight: FP8 ``[n, k]``, rows contiguous, or a `Quantized`.
         scale_a: as for `scaled_mm`.
-        scale_b: in the weight's orientation: ``[n, 1]`` or ``[n]`` per channel, ``[ceil(n / 128), ceil(k / 128)]`` for
-            blocks of 128x128, ``[n, ceil(k / 128)]`` for groups of 1x128.
-        bias: as for `scaled_mm`, as are all that follow.
+        scale_b: in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel, or, with groups of a,
+            ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128 or ``[n, ceil(k / 128)]`` for groups of 1x128.
+        bias: as for `scaled_mm`, like all that follow.
         activation: None, "gelu", "gelu_tanh" or "silu".
-        beta: multiplies what out holds before.
+        beta: the factor of the values of ``out`` before the call.
         out_dtype: bfloat16, float16, float32, or an FP8 format together with out_scale.
         out_scale: the scale of an FP8 result.
         amax: receives the largest magnitude of the result.
         use_fast_accum: let the tensor cores accumulate with fewer bits.
-        batch_invariant: give a row the same bits whatever m is.
+        batch_invariant: give each row the same bits for any m.
         out: an array ``[..., m, n]`` for the result.
         stream: the stream to launch on.
 
@@ -205,14 +208,14 @@ def scaled_mm_nt(
 
 
 class ProductOptions(NamedTuple):
-    """All of a product but its arrays, unchecked."""
+    """Everything that defines a product besides its arrays, unchecked."""
 
     out_dtype: Any
     use_fast_accum: Any
     batch_invariant: Any
     group_a: GroupShape | None = None
     group_b: Any = None
-    """In the orientation in which b was given."""
+    """The group shape of b, in the orientation in which b was given."""
     activation: Any = None
     beta: Any = 0.0
 
@@ -253,7 +256,7 @@ def _describe(
 def product_operation(
     a: str = "a", b: str = "b", scale_a: str = "scale_a", scale_b: str = "scale_b", *, stored: bool
 ) -> Operation:
-    """Return a product whose errors call its operands so; they are in the order of its launch."""
+    """Return a product operation whose error messages use these operand names, in the order of its launches."""
     operands = (
         Operand(a, *FORMATS),
         Operand(b, *FORMATS),
@@ -276,6 +279,6 @@ SCALED_MM_NT_CALLS: Final = product_operation(b="weight", stored=True)
 def product_by(
     operation: Operation, a: object, b: object, scale_a: object, scale_b: object, bias: object, out_dtype: object
 ) -> Any:
-    """Return `scaled_mm` by an operation whose errors call the operands by the names of another function."""
+    """Call `scaled_mm` through an operation whose error messages use the operand names of another function."""
     options = out_dtype, True, False, None, None, None, 0.0
     return operation((a, b, scale_a, scale_b, bias, None, None, None), options)[0][OUT]

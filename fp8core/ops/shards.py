@@ -1,4 +1,4 @@
-"""Fused weights, whose shards have a scale each: one scale for all, or the same scales one for each row."""
+"""Fused weights whose shards have one scale each: converts these to one scale for all rows, or to one per row."""
 
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
@@ -17,7 +17,7 @@ from fp8core.runtime.plans import ExpandNumbers, RequantizeNumbers
 from fp8core.types import ArrayT, CallKeywords, NumpyArray, Scale, StreamKeyword
 
 MOST_ROWS: Final = 2**31 - 1
-"""Of fused shards: their ends are 32-bit numbers."""
+"""The most rows of a fused weight: kernels hold the ends of shards in 32 bits."""
 
 
 @overload
@@ -41,21 +41,21 @@ def requantize_with_max_scale(
     out: object = None,
     stream: object = None,
 ) -> Any:
-    """Return ``(max_scale, weight)``: every shard of a fused weight re-expressed at the largest scale.
+    """Requantize every shard of a fused weight to the largest scale; return ``(max_scale, weight)``.
 
-    A code becomes ``float(code) * scale * (1 / max_scale)``, in float32, clamped and rounded once to nearest even;
-    shards whose scale is the largest keep their bytes. If any scale but the first marks a scale that was never loaded
-    (the lowest float, or anything <= -448), the checkpoint was fused on disk: its first scale is the result, and
-    nothing is requantized. The device decides that: one launch, no synchronisation. A largest scale of 0, infinity or
-    NaN leaves the codes as they are too, for no other code would be nearer. Name and rule are those of vLLM's
+    A code becomes ``float(code) * scale * (1 / max_scale)``, in float32, clamped and rounded once to nearest even.
+    Shards with the largest scale keep their bytes. If any scale but the first is the placeholder of a scale that was
+    never loaded (the lowest float, or anything <= -448), the weight was fused on disk: the result is its first scale,
+    and nothing is requantized. The device decides that: one launch, no synchronisation. If the largest scale is 0,
+    infinity or NaN, the codes stay unchanged, too, as no other code would be nearer. Name and rule are those of vLLM's
     ``w8a8_utils``.
 
     Args:
         weight: FP8 ``[sum(logical_widths), k]``, rows contiguous.
-        weight_scale: float32, one scale for each shard, or a single one (or a number), which leaves nothing to do.
-        logical_widths: the rows of each shard; zeros are fine.
-        out: where the weight goes; without it the weight is changed in place (arrays of JAX, which cannot
-            be, give a new one).
+        weight_scale: float32, one scale per shard, or a single one (or a number), which changes nothing.
+        logical_widths: the number of rows of each shard; may be 0.
+        out: an array for the new weight. Without it the weight is changed in place; for JAX, whose arrays cannot be
+            written to, the result is a new array.
         stream: the stream to launch on, as for `quantize`.
 
     Returns:
@@ -63,7 +63,7 @@ def requantize_with_max_scale(
 
     Raises:
         ShapeError: the widths are not whole numbers, or do not add up to the rows.
-        ScaleError: neither one scale nor one for each shard.
+        ScaleError: there is neither one scale nor one per shard.
         DTypeError, LayoutError, DeviceError: before anything is launched or written.
 
     Examples:
@@ -91,7 +91,7 @@ def _widths(logical_widths: Any) -> tuple[int, ...]:
 
 
 def _shard_count(scale: TensorSpec, widths: tuple[int, ...]) -> int:
-    """Return how many scales there are: one, or one a shard."""
+    """Check and return the number of scales: one, or one per shard."""
     scale_shapes.is_scale(scale)
     count = contiguous_count(scale)
     if count not in (1, len(widths)):
@@ -142,18 +142,18 @@ def convert_to_channelwise(
 ) -> ArrayT: ...
 @eager_only
 def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], *, stream: object = None) -> Any:
-    """Return one scale for each row from one for each shard: nothing is lost. The name is vLLM's (w8a8_utils).
+    """Expand scales per shard to one scale per row, without loss. The name is vLLM's (w8a8_utils).
 
     Args:
-        weight_scale: a float32 array of one scale for each shard, or of a single one for all.
-        logical_widths: the rows of each shard.
+        weight_scale: a float32 array of one scale per shard, or of a single one for all shards.
+        logical_widths: the number of rows of each shard.
         stream: the stream to launch on, as for `quantize`.
 
     Returns:
         float32 ``[sum(logical_widths), 1]``.
 
     Raises:
-        ScaleError: neither one scale nor one for each shard.
+        ScaleError: there is neither one scale nor one per shard.
         ShapeError: the widths are not whole numbers.
         DTypeError, LayoutError, DeviceError: before anything is launched.
 

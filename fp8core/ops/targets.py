@@ -1,4 +1,4 @@
-"""Devices by name, for `explain` and `capabilities`: a target need not be in this machine."""
+"""Targets by name, for `explain` and `capabilities`; this machine need not have the device."""
 
 from typing import Final
 
@@ -21,19 +21,19 @@ TARGETS: Final[dict[str, Target]] = {
     "gfx1100": Target("hip", 0x1100, ABSENT, 96, 32, 64 * KIB),  # RX 7900 XTX
     "gfx1201": Target("hip", 0x1201, ABSENT, 64, 32, 64 * KIB),  # RX 9070 XT
 }
-"""By the names of architectures: each as the device named beside it, with its multiprocessors and shared memory."""
+"""The target of each architecture, with multiprocessors and shared memory of the device named in the comment."""
 
 
 def target_of(device: int | str | Target | None, name: str = "device") -> Target:
-    """Return the target that is meant.
+    """Return the target for a device that was given by ordinal or name.
 
     Args:
-        device: an ordinal of this machine, a name of `TARGETS` (the first such device of this machine, if it has one),
-            a target, or None for the current GPU (the host where there is no GPU).
-        name: what errors call it.
+        device: the ordinal of a GPU of this machine, a name in `TARGETS` (then the first such device of this machine,
+            if it has one), a target, or None for the current GPU (the host if there is no GPU).
+        name: the name of the argument in error messages.
 
     Raises:
-        DeviceError: this machine has no such device, or the name is none of `TARGETS`.
+        DeviceError: this machine has no such device, or the name is not in `TARGETS`.
     """
     if isinstance(device, Target):
         return device

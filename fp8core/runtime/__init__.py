@@ -1,1 +1,1 @@
-"""The device, the run-time compiler, its cache on disk, and launches with plain numbers."""
+"""The device, the run-time compiler, the kernel cache on disk, and launches with plain numbers."""

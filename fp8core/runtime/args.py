@@ -1,13 +1,14 @@
-"""A kernel's parameters, declared once: a named tuple whose annotations say how each one travels.
+"""A kernel's parameters, declared once: a named tuple whose annotations say how each one is passed.
 
     class DequantizeArgs(NamedTuple):
         q: Pointer
         q_stride: Int64
         ...
 
-Its fields have the names and the order of the parameters of the device source, which a test compares
-(``tests/runtime/test_args.py``). A field can be another such named tuple, whose fields then stand in its place: what
-several kernels take is declared once. From it follow the layout of a launch's memory and what a launch is called with.
+Its fields have the names and the order of the parameters in the device source; a test compares them
+(``tests/runtime/test_args.py``). A field can be another such named tuple and then stands for its fields, so that
+parameters of several kernels are declared once. The declaration determines the memory layout of a launch and the
+arguments that a launch is called with.
 """
 
 from collections.abc import Iterator
@@ -16,20 +17,21 @@ from typing import Annotated, Any, Final, get_args, get_type_hints
 from fp8core.errors import UnsupportedProblemError
 
 Pointer = Annotated[int, "P"]
-"""The address of device memory: the only kind of parameter that differs from launch to launch of a bound kernel."""
+"""The address of device memory; differs between launches of a bound kernel."""
 Int32 = Annotated[int, "i"]
 Int64 = Annotated[int, "q"]
 Float32 = Annotated[float, "f"]
 Int32Array = Annotated[tuple[int, ...], "*i"]
-"""An array by value; how many it holds is an extent given to `items`."""
+"""An array by value; its length is an extent passed to `items`."""
 TensorMap = Annotated[bytes, "128s"]
-"""A CUtensorMap by value; like an address it differs from launch to launch."""
+"""A CUtensorMap by value; like an address it differs between launches."""
 
 PhasedMaps = Annotated[bytes, "2112s"]
-"""Sixteen of these and as many numbers of 4 bytes, by value."""
+"""Sixteen tensor maps and sixteen 4-byte numbers, by value."""
 
 VARYING: Final = "Ps"
-"""The last letters of what a launch gives; all else is a number that a bound kernel keeps."""
+"""The last letter of the items that every launch passes anew; all other parameters are numbers that a bound kernel
+keeps."""
 
 
 def items(args: type, **extents: int) -> tuple[str, ...]:
@@ -37,7 +39,7 @@ def items(args: type, **extents: int) -> tuple[str, ...]:
 
     Args:
         args: the declaration.
-        **extents: how many numbers each `Int32Array` holds, by the field's name.
+        **extents: the length of each `Int32Array`, by the field's name.
     """
     return tuple(item.replace("*", str(extents.get(name, ""))) for name, item in fields(args).items())
 
@@ -46,7 +48,7 @@ _FIELDS: Final[dict[type, dict[str, str]]] = {}
 
 
 def fields(args: type) -> dict[str, str]:
-    """Return the `struct` item of each field by its name, "*i" for an array."""
+    """Return the `struct` item of each field by the field's name; "*i" for an array."""
     if args not in _FIELDS:
         found: dict[str, str] = {}
         for name, hint in get_type_hints(args, include_extras=True).items():
@@ -56,10 +58,10 @@ def fields(args: type) -> dict[str, str]:
 
 
 def numbers(args: Any) -> tuple[Any, ...]:
-    """Return the values of an instance that do not vary from launch to launch, arrays flattened, in their order.
+    """Return the values of an instance that stay the same in all launches, in the order of fields, arrays flattened.
 
     Raises:
-        UnsupportedProblemError: an extent is too large for kernels, which count it in 32 bits.
+        UnsupportedProblemError: an extent is too large for kernels, which hold it in 32 bits.
     """
     found: list[Any] = []
     for (name, item), value in zip(fields(type(args)).items(), values(args), strict=True):
@@ -72,9 +74,9 @@ def numbers(args: Any) -> tuple[Any, ...]:
 
 
 def values(args: Any) -> Iterator[Any]:
-    """Give the value of each of the `fields` of an instance."""
+    """Yield the value of each of the `fields` of an instance."""
     for value in args:
-        if hasattr(value, "_fields"):  # a declaration within it
+        if hasattr(value, "_fields"):  # a nested declaration
             yield from values(value)
         else:
             yield value

@@ -1,4 +1,4 @@
-"""What a stream is captured into, and what a thread may call meanwhile: the driver's calls that CuPy does not have."""
+"""Graph captures: the capture that a stream is in, and the capture mode of a thread. Driver calls that CuPy lacks."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from fp8core.errors import BackendError
 from fp8core.runtime import device
 
 RELAXED: Final = 2
-"""CU_STREAM_CAPTURE_MODE_RELAXED: the thread may allocate, free and query whoever captures."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED: the thread may allocate, free and query while any thread captures."""
 T = TypeVar("T")
 _NONE: Final = 0
 """CU_STREAM_CAPTURE_STATUS_NONE."""
@@ -20,13 +20,13 @@ class Capture(NamedTuple):
     """A capture in progress."""
 
     id: int
-    """Unique in the process: a graph that is captured later has another."""
+    """Unique in the process: no later capture has the same."""
     graph: int
-    """The handle of the graph that is being made."""
+    """The handle of the graph that is being captured."""
 
 
 def info(stream: int) -> Capture | None:
-    """Return what the stream at an address is captured into, or None."""
+    """Return the capture that a stream is in, or None."""
     name, function = _info()
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     unused = (None,) * (len(function.argtypes) - 4)
@@ -42,8 +42,8 @@ def info(stream: int) -> Capture | None:
 def _info() -> tuple[str, Any]:
     """Return the driver's function and its name.
 
-    cuStreamGetCaptureInfo_v3, of CUDA 12.3 and later, has one argument more than _v2, of 11.3 and later: the data of
-    edges, as those of programmatic launches. HIP has _v2 of the same form.
+    cuStreamGetCaptureInfo_v3 (CUDA 12.3 and later) has one argument more than _v2 (11.3 and later): the edge data,
+    which programmatic launches have. HIP has a _v2 with the same arguments.
     """
     names = {"cuda": ("cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo_v2"), "hip": ("hipStreamGetCaptureInfo_v2",)}
     for name in names[device.platform()]:
@@ -58,17 +58,17 @@ def _info() -> tuple[str, Any]:
 
 
 def record(calls: Callable[[], object], end: Callable[[], T], refusal: type[Exception] = BackendError) -> T:
-    """Return what ``end`` makes of a capture that has begun and that ``calls`` fill; it ends whatever happens in them.
+    """Run ``calls`` in a capture that has begun, end the capture even if they fail, and return the result of ``end``.
 
     Args:
-        calls: launch on the captured stream.
-        end: ends the capture, and returns what owns its graph.
-        refusal: what ``end`` raises where the driver refuses.
+        calls: launches on the captured stream.
+        end: ends the capture, and returns the owner of its graph.
+        refusal: what ``end`` raises if the driver refuses.
     """
     try:
         calls()
     except BaseException:
-        # A capture that an error has made invalid ends with another one: the first is the one to report.
+        # Ending a capture that an error has invalidated raises another error: report the first one.
         with suppress(refusal):
             end()
         raise
@@ -76,7 +76,7 @@ def record(calls: Callable[[], object], end: Callable[[], T], refusal: type[Exce
 
 
 def exchange(mode: int) -> int:
-    """Set what the calling thread may call while anyone captures, its capture mode, and return the one before."""
+    """Set the capture mode of the calling thread (what it may call while any thread captures); return the old mode."""
     name = {"cuda": "cuThreadExchangeStreamCaptureMode", "hip": "hipThreadExchangeStreamCaptureMode"}[device.platform()]
     function: Callable[..., int] = getattr(device.driver(), name)
     value = ctypes.c_int(mode)
@@ -86,7 +86,7 @@ def exchange(mode: int) -> int:
 
 @contextmanager
 def relaxed() -> Iterator[None]:
-    """Let the calling thread allocate and free while it, or another thread, captures: that does not end the capture."""
+    """Let the calling thread allocate and free memory during captures, its own or others', and not invalidate them."""
     before = exchange(RELAXED)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The run-time compiler: a flattened source in, a loaded module and the addresses of its kernels out."""
+"""The run-time compiler: compiles a flattened source, loads the module and returns the addresses of its kernels."""
 
 import threading
 from contextlib import suppress
@@ -11,17 +11,17 @@ from fp8core.problem import Target
 from fp8core.runtime import device, kernel_cache
 
 Module = Any
-"""A ``cupy.cuda.Module``, which unloads its functions when it goes."""
+"""A ``cupy.cuda.Module``, which unloads its functions when it is freed."""
 
 _OPT_IN_ABOVE: Final = 48 * 1024
-"""CUDA gives a block this much shared memory unasked; more has to be allowed function by function."""
-_ALLOWING: Final = threading.RLock()  # a collection of garbage within may come back here, and to the locks of modules
+"""The shared memory, in bytes, that a block may use on CUDA; a function that needs more has to opt in."""
+_ALLOWING: Final = threading.RLock()  # re-entrant, as are the locks of modules: garbage collection may take it again
 _ALL: Final = 100
-"""Of a multiprocessor's shared memory, in percent."""
+"""All shared memory of a multiprocessor, in percent."""
 
 
 class Function(NamedTuple):
-    """A kernel's address together with the module that it is in: who keeps one keeps both."""
+    """A kernel's address together with its module, which has to stay loaded as long as the address is used."""
 
     address: int
     module: Module
@@ -29,9 +29,9 @@ class Function(NamedTuple):
 
 @cache
 def version() -> str:
-    """Return the name and version of the run-time compiler, without loading it where a wheel's metadata tell.
+    """Return the name and version of the run-time compiler; from a wheel's metadata if possible, without loading it.
 
-    Of two wheels both are named: which one is loaded is CuPy's affair.
+    If both wheels are installed both are named, as CuPy decides which one is loaded.
     """
     if device.platform() == "cuda":
         found = []
@@ -43,7 +43,7 @@ def version() -> str:
     try:
         cuda = device.cupy().cuda
         named = f"{device.platform()}rtc {cuda.nvrtc.getVersion()}"
-        # hipRTC tells two numbers, and its compiler may change with the third.
+        # hipRTC reports two numbers of its version, but its compiler may change with the third.
         return named if device.platform() == "cuda" else f"{named} of HIP {cuda.runtime.runtimeGetVersion()}"
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendError(f"the run-time compiler of {device.platform()} cannot be loaded: {error}") from error
@@ -52,12 +52,12 @@ def version() -> str:
 def compile_text(text: str, options: tuple[str, ...], name: str = "fp8core") -> bytes:
     """Return the machine code of one flattened source; needs no device if ``options`` name the architecture.
 
-    CuPy's compiler front ``cupy.cuda.nvrtc`` (NVRTC or hipRTC) is used and not ``RawModule(code=...)``, which
-    keeps the machine code to itself, appends an ``-arch`` of its own and cannot be called without a device.
-    The compiler gets ``options`` and nothing else (RawModule adds ``-ftz=true``); CUDA needs ``-arch=sm_...``.
+    It calls ``cupy.cuda.nvrtc`` (NVRTC or hipRTC) and not ``RawModule(code=...)``, which does not give access to the
+    machine code, appends its own ``-arch`` and needs a device. The compiler gets exactly ``options`` (RawModule adds
+    ``-ftz=true``); CUDA needs ``-arch=sm_...`` among them.
 
     Raises:
-        BackendError: with the compiler's log.
+        BackendError: the source does not compile; the message has the compiler's log.
     """
     nvrtc = device.cupy().cuda.nvrtc
     try:
@@ -76,9 +76,9 @@ def compile_text(text: str, options: tuple[str, ...], name: str = "fp8core") -> 
 
 
 class Modules:
-    """Modules loaded once a device, by what they were compiled from; they stay loaded as long as this is there.
+    """The loaded modules, one per device and compiled source; they stay loaded as long as this object lives.
 
-    The process has one, `MODULES`. It cannot be emptied: launches recorded in graphs hold addresses, and no module.
+    The process has one, `MODULES`. Modules are never unloaded: graphs hold the addresses of kernels, but no module.
     """
 
     def __init__(self) -> None:
@@ -89,14 +89,14 @@ class Modules:
         return len(self._modules)
 
     def load(self, text: str, options: tuple[str, ...], name: str = "fp8core") -> Module:
-        """Return the module of one flattened source, compiled or from the disk, loaded on the current device.
+        """Return the module of one flattened source, compiled or read from disk, loaded on the current device.
 
-        It is loaded through CuPy's ``Module``, as RawModule does. With the machine code on disk no compiler is
-        loaded. Threads that want the same module wait for one of them; others compile beside them. What fails is not
-        kept, and is tried again by the next.
+        It is loaded through CuPy's ``Module``, as RawModule does. If the machine code is on disk, the compiler is not
+        loaded. Only one thread at a time compiles a given module, and others that want it wait; different modules
+        compile in parallel. A failure is not remembered: the next call tries again.
 
         Raises:
-            BackendError: the compiler's log, or the driver's refusal to load what it made.
+            BackendError: the compiler fails, or the driver refuses to load the machine code.
         """
         key = device.current(), text, options, name
         if key in self._modules:
@@ -116,7 +116,7 @@ load: Final = MODULES.load
 
 
 def file_name(target: Target, text: str, options: tuple[str, ...], name: str = "fp8core") -> str:
-    """Return what the machine code of one flattened source is called in the cache on disk."""
+    """Return the file name, in the cache on disk, of the machine code of one flattened source."""
     return kernel_cache.name_of(text, "\0".join(options), version(), f"{target.platform} {target.arch}", name)
 
 
@@ -143,25 +143,26 @@ def _placed(code: bytes, name: str, where: Target) -> Module:
 
 
 def function(module: Module, entry: str, shared_bytes: int = 0, *, all_shared: bool = False) -> Function:
-    """Return a module's kernel, allowed to ask for ``shared_bytes`` of dynamic shared memory.
+    """Return a module's kernel, enabled for launches with ``shared_bytes`` of dynamic shared memory.
 
     Args:
-        module: what it is in.
-        entry: its name.
-        shared_bytes: of a block.
-        all_shared: on CUDA, prefer multiprocessors with as much shared memory as there is. A multiprocessor divides its
-            memory between shared memory and L1 anew only when it has no block; one that is set up for a kernel of
-            little shared memory takes no block of the next kernel that needs more until it has ended all of its own.
+        module: the module that has the kernel.
+        entry: the kernel's name.
+        shared_bytes: dynamic shared memory of a block.
+        all_shared: on CUDA, set the kernel's preferred carveout to all shared memory. A multiprocessor can change the
+            split between shared memory and L1 only while no block is resident. One that is configured for a kernel
+            with little shared memory takes no block of a following kernel that needs more until all of its own blocks
+            have ended.
 
     Raises:
-        BackendError: the module has no such entry, or the device not so much shared memory.
+        BackendError: the module has no such entry, or the device has less shared memory.
     """
     driver = device.cupy().cuda.driver
     try:
         address = int(module.get_function(entry).ptr)
         if shared_bytes > _OPT_IN_ABOVE and device.platform() == "cuda":
             most = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            with _ALLOWING:  # a plan with less must not take from one with more
+            with _ALLOWING:  # a plan that needs less must not lower the limit of one that needs more
                 if driver.funcGetAttribute(most, address) < shared_bytes:
                     driver.funcSetAttribute(address, most, shared_bytes)
         if all_shared and device.platform() == "cuda":

@@ -1,4 +1,4 @@
-"""The devices: the only module that imports CuPy, and not before one of its functions is called."""
+"""The devices. The only module that imports CuPy, and it does so only when one of its functions is called."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -16,9 +16,9 @@ _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
 }
 
 LEGACY: Final = 1
-"""cudaStreamLegacy: besides 0 the number of the default stream, which cannot be captured."""
+"""cudaStreamLegacy: the default stream, also called 0; it cannot be captured."""
 PER_THREAD: Final = 2
-"""cudaStreamPerThread and hipStreamPerThread: the number of as many streams as there are threads."""
+"""cudaStreamPerThread and hipStreamPerThread: stands for a different stream in each thread."""
 
 
 class _Survey(NamedTuple):
@@ -31,7 +31,7 @@ def cupy() -> Any:
     """Return the module cupy, imported on the first call.
 
     Raises:
-        DeviceError: it is not installed, or cannot be imported.
+        DeviceError: CuPy is not installed, or cannot be imported.
     """
     try:
         import cupy as module
@@ -47,24 +47,24 @@ def cupy() -> Any:
 def _survey() -> _Survey:
     try:
         devices = int(cupy().cuda.runtime.getDeviceCount())
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer to why_none()
+    except Exception as error:  # noqa: BLE001 - why_none() reports it, whatever it is
         return _Survey(0, str(error) or type(error).__name__)
     return _Survey(devices, None if devices else "the driver knows no device")
 
 
 def count() -> int:
-    """Return the number of GPUs that can be used; 0 without CuPy or a driver. Never raises."""
+    """Return the number of usable GPUs; 0 without CuPy or a driver. Never raises."""
     return _survey().devices
 
 
 def why_none() -> str | None:
-    """Return why there is no GPU to use, or None when there is one."""
+    """Return why there is no usable GPU; None if there is one."""
     return _survey().reason
 
 
 @cache
 def platform() -> Platform:
-    """Return what CuPy was built for, "cuda" or "hip"."""
+    """Return the platform that CuPy was built for, "cuda" or "hip"."""
     return "hip" if cupy().cuda.runtime.is_hip else "cuda"
 
 
@@ -74,7 +74,7 @@ def current() -> int:
 
 
 def current_getter() -> Callable[[], int]:
-    """Return CuPy's own function for `current`: a launch asks it each time."""
+    """Return CuPy's function behind `current`, for use in every launch."""
     ask: Callable[[], int] = cupy().cuda.runtime.getDevice
     return ask
 
@@ -91,12 +91,12 @@ def stream(ordinal: int = -1) -> int:
 
 
 def current_stream(ordinal: int = -1) -> Any:
-    """Return CuPy's current stream itself."""
+    """Return CuPy's current stream as an object."""
     return cupy().cuda.get_current_stream(ordinal)
 
 
 class _Address:
-    """A stream's address under the protocol by which CuPy takes streams of others."""
+    """Wraps a stream's address in the protocol by which CuPy accepts streams of other libraries."""
 
     def __init__(self, pointer: int) -> None:
         self._pointer = pointer
@@ -106,26 +106,26 @@ class _Address:
 
 
 def known(stream: int) -> int:
-    """Return a stream by its number in the driver: on ROCm 0 is the default one in every release, 1 is not."""
+    """Return the number of a stream that the driver accepts: on ROCm, not every release takes 1 for the default one."""
     return 0 if stream == LEGACY and platform() == "hip" else stream
 
 
 def external(pointer: int) -> Any:
-    """Return the stream at an address, of whatever framework, as CuPy's; 0 is the default one."""
+    """Return the stream at an address, of any framework, as a stream of CuPy; 0 is the default one."""
     streams, pointer = cupy().cuda.Stream, known(pointer)
     return streams.from_external(_Address(pointer)) if pointer else streams.null
 
 
 @contextmanager
 def allocating(pointer: int, ordinal: int) -> Iterator[None]:
-    """Make device ``ordinal`` current, and the stream at ``pointer`` the one that CuPy allocates and orders by."""
+    """Make device ``ordinal`` current, and the stream at ``pointer`` CuPy's current one, which its allocator uses."""
     with on(ordinal), external(pointer):
         yield
 
 
 @cache
 def target(ordinal: int) -> Target:
-    """Return what kernels have to know of device ``ordinal``.
+    """Return the properties of device ``ordinal`` that kernels depend on.
 
     Raises:
         DeviceError: there is no such device.
@@ -136,7 +136,7 @@ def target(ordinal: int) -> Target:
         raise DeviceError(f"device needs {needed}, got {ordinal}")
     runtime = cupy().cuda.runtime
     if platform() == "hip":
-        # HIP numbers its attributes differently from release to release; the properties are named.
+        # The numbers of HIP's attributes differ between releases; its properties have names.
         properties = runtime.getDeviceProperties(ordinal)
         architecture = properties["gcnArchName"].decode().split(":")[0].removeprefix("gfx")
         return Target(
@@ -163,26 +163,26 @@ def target(ordinal: int) -> Target:
 
 
 def name(ordinal: int) -> str:
-    """Return the name that the driver gives device ``ordinal``, as in "NVIDIA H200"."""
+    """Return the driver's name of device ``ordinal``, such as "NVIDIA H200"."""
     named: bytes = cupy().cuda.runtime.getDeviceProperties(ordinal)["name"]
     return named.decode()
 
 
 def driver_version() -> int:
-    """Return the version of CUDA or HIP that the driver is made for, 13000 for CUDA 13.0."""
+    """Return the version of CUDA or HIP that the driver supports, such as 13000 for CUDA 13.0."""
     return int(cupy().cuda.runtime.driverGetVersion())
 
 
 def allocate(nbytes: int, device: int) -> Any:
-    """Return ``nbytes`` of uncleared device memory from CuPy's pool: an owner with ``.ptr``, aligned to 512 bytes."""
+    """Return ``nbytes`` of uninitialized device memory of CuPy's pool, aligned to 512 bytes: an owner with ``.ptr``."""
     with on(device):
         return cupy().cuda.alloc(nbytes)
 
 
 def capturing(stream: int) -> bool:
-    """Return whether the stream at an address is being captured into a graph; the default one (0, 1) never is.
+    """Return whether the stream at an address is being captured into a graph; the default stream (0, 1) never is.
 
-    Asked for that one, the driver would refuse while any blocking stream is captured.
+    The driver is not queried for the default stream: it returns an error while any blocking stream is captured.
     """
     return stream > LEGACY and _asking_capture()(stream)
 
@@ -192,7 +192,7 @@ def _asking_capture() -> Callable[[int], bool]:
     if platform() == "cuda":
         ask: Callable[[int], bool] = cupy().cuda.runtime.streamIsCapturing
         return ask
-    asked = driver().hipStreamIsCapturing  # CuPy refuses the question on ROCm
+    asked = driver().hipStreamIsCapturing  # CuPy does not support this query on ROCm
     asked.argtypes = (ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
 
     def ask_driver(stream: int) -> bool:
@@ -207,10 +207,11 @@ def _asking_capture() -> Callable[[int], bool]:
 def driver() -> ctypes.CDLL:
     """Return the driver's library, libcuda or libamdhip64, for calls that CuPy does not have.
 
-    On ROCm it is the one that is mapped, which is CuPy's: streams and kernels live in its address space.
+    On ROCm it is the library that is already mapped, which CuPy uses: handles of streams and kernels are only valid in
+    that copy.
 
     Raises:
-        DeviceError: it cannot be loaded, or there are two HIP runtimes.
+        DeviceError: the library cannot be loaded, or there are two HIP runtimes.
     """
     names: tuple[str, ...] = _DRIVERS[platform()]
     if platform() == "hip":
@@ -228,16 +229,16 @@ def driver() -> ctypes.CDLL:
 
 
 def bind(ordinal: int) -> None:
-    """Make device ``ordinal`` the calling thread's current one, with its context, which a new thread lacks."""
+    """Make device ``ordinal`` and its context current on the calling thread; a new thread has no context."""
     runtime = cupy().cuda.runtime
     runtime.setDevice(ordinal)
     runtime.free(0)
 
 
 def calling(ordinal: int, function: Callable[..., int]) -> Callable[..., int]:
-    """Return ``function``, which returns a status, as it is called with device ``ordinal`` current.
+    """Return ``function``, which returns a status, wrapped to run with device ``ordinal`` current.
 
-    That is the function itself where there is no other device.
+    With only one device, return the function itself.
     """
     if count() == 1:
         return function
@@ -253,9 +254,10 @@ def calling(ordinal: int, function: Callable[..., int]) -> Callable[..., int]:
 
 
 def retry_with_context(status: int, ordinal: int, function: Callable[..., int], *arguments: Any) -> int:
-    """Return the status of a second call of ``function`` if the first, which gave ``status``, had to fail; else that.
+    """Call ``function`` again if its first call failed because the thread had no context, and return the new status.
 
-    The driver and cuBLASLt refuse a thread that has met no device and so has no context: it gets that of ``ordinal``.
+    Otherwise return ``status``, that of the first call. The driver and cuBLASLt refuse calls of a thread that has used
+    no device yet and so has no context; before the second call it gets the context of device ``ordinal``.
     """
     context = ctypes.c_void_p()
     if platform() != "cuda" or driver().cuCtxGetCurrent(ctypes.byref(context)) or context.value:
@@ -266,12 +268,12 @@ def retry_with_context(status: int, ordinal: int, function: Callable[..., int], 
 
 
 def check(status: int, call: str, problem: object = "") -> None:
-    """Raise BackendError with the status by its name, unless ``status`` is 0.
+    """Raise BackendError with the name of the status, unless ``status`` is 0.
 
     Args:
-        status: what the driver function returned (CUresult or hipError_t).
+        status: the result of the driver function (CUresult or hipError_t).
         call: the function's name.
-        problem: what it was called for.
+        problem: a description of what it was called for.
     """
     if status:
         drain()
@@ -280,16 +282,16 @@ def check(status: int, call: str, problem: object = "") -> None:
 
 
 def drain() -> None:
-    """Clear the error that HIP keeps of a failed call: the thread's next launch, of any library, would report it.
+    """Clear HIP's sticky error of a failed call, which the thread's next launch, by any library, would report.
 
-    Called wherever a status is not 0. CUDA's driver API keeps none.
+    Called wherever a status is not 0. CUDA's driver API has no such error.
     """
     if platform() == "hip":
         driver().hipGetLastError()
 
 
 def status_name(status: int) -> str:
-    """Return a driver's status as its name and number, as in "CUDA_ERROR_INVALID_VALUE (1)"."""
+    """Return the name and number of a driver's status, such as "CUDA_ERROR_INVALID_VALUE (1)"."""
     if platform() == "hip":
         named = driver().hipGetErrorName
         named.restype = ctypes.c_char_p

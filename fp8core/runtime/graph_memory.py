@@ -1,10 +1,11 @@
-"""Device memory that lives as long as the graph it was captured into.
+"""Device memory that lives as long as the graph that was captured with it.
 
-A framework's pool hands memory out again as soon as its array is dropped, in the order of streams; a graph that was
-captured with the address may be launched much later, and would overwrite what lies there by then. Here the driver
-says when a graph, all that was instantiated from it, and their launches are gone: a user object of the graph has a
-destructor. That runs on a thread of the driver's, which may hold its locks, also after the interpreter has ended. So it
-is a function of C that takes no lock, ``sem_post``; the next request looks at the semaphores and frees what is due.
+A framework's pool reuses memory, in the order of streams, as soon as its array is dropped. A graph that was captured
+with the address may be launched much later, and would overwrite the memory's new contents. Here the driver reports when
+a graph, everything instantiated from it, and their launches are gone: the graph owns a user object with a destructor.
+The driver calls the destructor on a thread of its own, possibly while it holds locks, and possibly after the
+interpreter has ended. So the destructor is a C function that takes no lock, ``sem_post``; the first request of a later
+capture checks the semaphores and frees the memory of graphs that are gone.
 """
 
 import ctypes
@@ -18,9 +19,9 @@ from fp8core.runtime import capture, device
 
 ALIGNMENT: Final = 256
 _NO_DESTRUCTOR_SYNC: Final = 1
-"""CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only kind that there is; the same number in HIP."""
+"""CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only kind; the same number in HIP."""
 _MOVE: Final = 1
-"""CU_GRAPH_USER_OBJECT_MOVE: the graph takes over the reference that the object was created with; the same in HIP."""
+"""CU_GRAPH_USER_OBJECT_MOVE: the graph takes over the initial reference to the object; the same number in HIP."""
 _SEMAPHORE_BYTES: Final = 64
 """At least sizeof(sem_t), which is 32 with glibc and 16 with musl on 64 bits."""
 
@@ -31,45 +32,46 @@ class _Arena:
     def __init__(self, graph: int) -> None:
         self.owners: list[Any] = []
         self.scratch: dict[int, tuple[int, int]] = {}
-        """By stream: the address and the size of the largest."""
+        """By stream: address and size of its scratch."""
         self._gone = _semaphore()
         _retain(graph, self._gone)
 
     def gone(self) -> bool:
-        """Return whether the graph and its executables are destroyed; what they used may be freed then."""
+        """Return whether the graph and its executables are destroyed, so that their memory may be freed."""
         if self._gone and not _libc().sem_trywait(self._gone):
-            semaphore, self._gone = self._gone, 0  # before it is freed: what interrupts a sweep leaves the arena there
+            semaphore, self._gone = self._gone, 0  # before it is freed: an interrupted sweep keeps the arena
             _libc().sem_destroy(semaphore)
             _libc().free(semaphore)
         return not self._gone
 
 
 _ARENAS: Final[dict[int, _Arena]] = {}
-"""By the ids of their captures, of all devices."""
-_LOCK: Final = threading.RLock()  # a collection of garbage within may come back here
+"""The arenas of all devices, by the id of the capture."""
+_LOCK: Final = threading.RLock()  # re-entrant: garbage collection may take it again
 
 
 def allocate(nbytes: int, target: Target, stream: int) -> int:
-    """Return the address of uncleared memory, at a multiple of 256 bytes, of the graph that a stream is captured into.
+    """Return the address of uninitialized memory of the graph that a stream is captured into, aligned to 256 bytes.
 
     Raises:
         BackendError: the stream is not being captured.
-        cupy.cuda.memory.OutOfMemoryError: there is no such memory.
+        cupy.cuda.memory.OutOfMemoryError: the device has not enough memory.
     """
     with _LOCK:
         return _allocate(_arena_of(stream), nbytes, target)
 
 
 def scratch(nbytes: int, target: Target, stream: int) -> int:
-    """Return the address of a graph's scratch: the same one for all calls on the stream that it is large enough for.
+    """Return the address of a graph's scratch for a stream: the same one for all calls that it is large enough for.
 
-    What is launched on one stream runs in order, also in a graph, so that one scratch serves every launch of a capture.
+    Launches on one stream run in order, also in a graph, so one scratch serves all launches of a capture on a stream.
     """
     with _LOCK:
         arena = _arena_of(stream)
         pointer, size = arena.scratch.get(stream, (0, 0))
         if size < nbytes or not pointer:
-            # Larger ones are requested as a model goes on: doubled, they take no more than three times the last.
+            # Requests grow in the course of a model: with doubling, all scratches of a stream together take less than
+            # twice the size of the last one.
             size = max(nbytes, 2 * size, ALIGNMENT)
             pointer = _allocate(arena, size, target)
             arena.scratch[stream] = pointer, size
@@ -77,9 +79,9 @@ def scratch(nbytes: int, target: Target, stream: int) -> int:
 
 
 def sweep() -> None:
-    """Free the memory of the graphs that are gone; every request does so before it allocates."""
+    """Free the memory of graphs that are gone; called by the first request of each capture."""
     with _LOCK:
-        # A collection of garbage may sweep within: an arena is dropped by whoever comes first.
+        # Garbage collection may start another sweep here: the first one to find an arena drops it.
         gone = [(number, arena) for number, arena in list(_ARENAS.items()) if arena.gone()]
         for number, _ in gone:
             _ARENAS.pop(number, None)
@@ -109,10 +111,10 @@ def _allocate(arena: _Arena, nbytes: int, target: Target) -> int:
 
 @cache
 def _pool() -> Any:
-    """Return a pool of CuPy's for graphs alone.
+    """Return a CuPy pool that only graphs use.
 
-    From the common pool could come memory that work before the capture is still done with, which a graph launched on
-    another stream would not wait for; and with an asynchronous pool a node of the graph.
+    Memory of the common pool may still be in use by work from before the capture, and a graph that is launched on
+    another stream would not wait for that work. An asynchronous pool would add a node to the graph.
     """
     return device.cupy().cuda.MemoryPool()
 
@@ -129,7 +131,7 @@ def _libc() -> Any:
 
 
 def _semaphore() -> int:
-    """Return the address of a semaphore of 0, in memory that outlives the interpreter as a graph may."""
+    """Return the address of a semaphore with value 0, in memory that may outlive the interpreter, as a graph may."""
     address: int | None = _libc().malloc(_SEMAPHORE_BYTES)
     if not address:
         raise MemoryError(f"no memory for a semaphore of {_SEMAPHORE_BYTES} bytes")
@@ -140,7 +142,7 @@ def _semaphore() -> int:
 
 
 def _retain(graph: int, semaphore: int) -> None:
-    """Let the semaphore be posted when a graph is destroyed, and with it all that was instantiated from it."""
+    """Make the driver post the semaphore when a graph and everything instantiated from it are destroyed."""
     prefix = "cu" if device.platform() == "cuda" else "hip"
     create, retain, release = (
         getattr(device.driver(), prefix + name)
@@ -157,5 +159,5 @@ def _retain(graph: int, semaphore: int) -> None:
         device.check(status, f"{prefix}UserObjectCreate")
     status = retain(graph, made, 1, _MOVE)
     if status:
-        release(made, 1)  # which posts the semaphore, perhaps later: it stays allocated
+        release(made, 1)  # posts the semaphore, perhaps later, so it stays allocated
         device.check(status, f"{prefix}GraphRetainUserObject", f"graph {graph:#x}")

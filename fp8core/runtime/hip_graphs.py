@@ -1,4 +1,4 @@
-"""Graphs on ROCm by the driver's own calls: CuPy has none there."""
+"""Graphs on ROCm by calls of the driver, as CuPy has no graphs there."""
 
 import ctypes
 import weakref
@@ -8,14 +8,14 @@ from fp8core.runtime import capture, device
 
 
 class HipGraph:
-    """What was launched on a stream while it was captured; it can be launched again and again.
+    """A graph of the launches made on a stream while it was captured; it can be launched many times.
 
     Args:
         stream: the address of a stream, not the default one.
-        calls: launches on that stream; nothing runs meanwhile.
+        calls: makes launches on that stream, which are recorded and do not run.
 
     Raises:
-        BackendError: a call of the driver's failed. The stream is not captured any more, whatever happens.
+        BackendError: a driver call failed. In any case the capture of the stream has ended.
     """
 
     def __init__(self, stream: int, calls: Callable[[], object]) -> None:
@@ -29,12 +29,12 @@ class HipGraph:
         self._made = _Owner(made, "hipGraphExecDestroy")
 
     def launch(self, stream: int) -> None:
-        """Launch all of it on a stream; raises BackendError with the driver's status."""
+        """Launch the graph on a stream; raise BackendError with the driver's status if that fails."""
         _call("hipGraphLaunch", self._made.address, ctypes.c_void_p(stream))
 
 
 class _Owner:
-    """Something of the driver's that is destroyed with this object, or before."""
+    """Owns a handle of the driver, which is destroyed with this object or earlier."""
 
     def __init__(self, address: ctypes.c_void_p, destroy: str) -> None:
         self.address = address

@@ -1,4 +1,4 @@
-"""From (source, entry, constants) to something that can be launched with plain numbers."""
+"""Compiles a kernel, given as source, entry and constants, and returns a launcher that takes plain numbers."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -16,7 +16,7 @@ Constants = tuple[tuple[str, int | float | str], ...]
 
 
 class Request(NamedTuple):
-    """What a compiler is given: one flat text, its options, and the name of the kernel in it."""
+    """The input of a compiler: one flattened text, the options, and the name of the kernel in the text."""
 
     text: str
     options: tuple[str, ...]
@@ -24,15 +24,15 @@ class Request(NamedTuple):
 
 
 def compile_request(target: Target, source: str, entry: str, constants: Mapping[str, int | float | str]) -> Request:
-    """Return what is compiled for ``entry`` of the device source ``source`` (a name without its suffix)."""
+    """Return the compile request for ``entry`` of the device source ``source`` (a name without suffix)."""
     defines = tuple(f"-D{name}={value}" for name, value in {"FP8CORE_WARP": target.warp, **constants}.items())
     return Request(sources.flatten(target.platform, source), (*standard_options(target), *defines), entry)
 
 
 def standard_options(target: Target) -> tuple[str, ...]:
-    """Return the options of every kernel: what is written is what is computed, subnormal fp32 numbers aside."""
+    """Return the options of every kernel: arithmetic is not contracted, and fp32 subnormals are flushed to zero."""
     if target.platform == "hip":
-        # An architecture without features suits all of its devices, whatever their xnack and sramecc say.
+        # Code for an architecture without feature flags runs on all its devices, with any xnack and sramecc setting.
         architecture = f"--offload-arch=gfx{target.arch:x}"
         return ("-std=c++17", "-O3", architecture, "-ffp-contract=off", "-fgpu-flush-denormals-to-zero")
     suffix = "a" if target.arch in (90, 100, 103) else ""
@@ -67,18 +67,18 @@ def prepare(
     """Return ``entry`` of ``source`` compiled for ``target`` with ``constants``, ready to launch.
 
     Args:
-        target: the device; the kernel is compiled and loaded at once, and only once for equal arguments.
+        target: the device. The kernel is compiled and loaded by this call, but only once for equal arguments.
         source: the file's name in cuda_src or hip_src, without its suffix.
         entry: the name of the ``extern "C"`` kernel.
-        constants: what becomes ``-DNAME=VALUE``.
+        constants: names and values of macros, passed as ``-DNAME=VALUE``.
         arguments: the declaration of the kernel's arguments (`fp8core.runtime.args`).
-        block: threads of a block.
-        shared_bytes: dynamic shared memory of a block.
-        cluster: blocks of a cluster along x.
-        programmatic: let the kernel begin before its predecessor on the stream has ended.
-        cooperative: all blocks are resident at once, or the launch fails.
-        all_shared: leave multiprocessors ready for kernels that need all shared memory (`compiler.function`).
-        **extents: how many numbers each array among the arguments holds.
+        block: the threads of a block.
+        shared_bytes: the dynamic shared memory of a block, in bytes.
+        cluster: the blocks of a cluster, along x.
+        programmatic: let the kernel begin before the preceding kernel on the stream has ended (PDL).
+        cooperative: make the launch fail unless all blocks can be resident at once.
+        all_shared: leave multiprocessors configured for kernels that need all shared memory (`compiler.function`).
+        **extents: the length of each array among the arguments.
     """
     function = _function(target, source, entry, tuple(constants.items()), shared_bytes, all_shared)
     attributes = b""

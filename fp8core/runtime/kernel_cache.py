@@ -1,13 +1,13 @@
-"""Compiled kernels on disk: plain files under a name that says what they were made from.
+"""Compiled kernels on disk: plain files, each named after a hash of everything that it was made from.
 
-Who can write such a file chooses the code that runs in the GPU context. So only regular files of this user or of root
-are taken, from a folder that nobody else can write and nobody else can exchange, and nothing is written elsewhere. The
-folder may be named through symbolic links: what is checked is the folder that they lead to, and all those above it.
-A file in it is never reached through a link.
+Whoever can write such a file chooses the code that runs in the GPU context. So only regular files that belong to this
+user or root are read, from a folder that nobody else can write or replace, and nothing is written elsewhere. The path
+of the folder may contain symbolic links: the folder that they lead to is checked, and all folders above it. A file in
+the folder is never opened through a link.
 
-CuPy has such a cache, and it is not used because it fails the call in a folder that cannot be written, keeps
-silent about files that it finds damaged, and starts the compiler in every process only to ask for its version,
-which costs more than loading a kernel does. The functions here neither compile nor need a device.
+CuPy's own cache is not used: it makes the call fail if the folder cannot be written, does not report damaged files, and
+loads the compiler in every process to get its version, which takes longer than loading a kernel. The functions
+here neither compile nor need a device.
 """
 
 import errno
@@ -29,17 +29,17 @@ from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 
 FOLDER_VARIABLE: Final = "FP8CORE_CACHE_DIR"
 LARGEST: Final = 64 << 20
-"""Bytes of a file; compiled kernels have tens of kilobytes."""
+"""The largest accepted file, in bytes; compiled kernels have tens of kilobytes."""
 UNFINISHED: Final = "new-"
-"""How the names of files begin that are being written."""
+"""The prefix of the names of files that are being written."""
 UNFINISHED_SECONDS: Final = 24 * 3600
-"""A file that has been unfinished for so long was left by a process that was killed."""
+"""A file that has been unfinished for this long was left behind by a killed process."""
 _MAGIC: Final = b"fp8core\x01"
 _HEADER: Final = len(_MAGIC) + hashlib.sha256().digest_size
 _PATH_ONLY: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-"""Folders are opened without the permission to list them, which those above a home folder need not give."""
+"""Opens folders without needing permission to list them, which folders above a home folder may deny."""
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Without following a link, and without waiting for the writer of a FIFO."""
+"""Opens files without following a link, and without waiting for the writer of a FIFO."""
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -51,13 +51,13 @@ _KINDS: Final = {
 
 
 def folder() -> Path:
-    """Return where compiled kernels are kept: ``$FP8CORE_CACHE_DIR``, or the user's cache folder for fp8core."""
+    """Return the folder of compiled kernels: ``$FP8CORE_CACHE_DIR``, or the user's cache folder for fp8core."""
     chosen = os.environ.get(FOLDER_VARIABLE)
     return Path(chosen) if chosen else user_folder(platformdirs.user_cache_path, ".cache") / "kernels"
 
 
 def refusal() -> str | None:
-    """Return why `folder` is not used, or None when it is, or would be made."""
+    """Return why `folder` is not used; None if it is used, or does not exist yet and would be made."""
     try:
         with _opened(folder()):
             return None
@@ -68,7 +68,7 @@ def refusal() -> str | None:
 
 
 def name_of(*parts: str) -> str:
-    """Return the file name for a kernel made from ``parts``, whose order and borders count."""
+    """Return the file name of a kernel made from ``parts``: a hash of the parts, their lengths and their order."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode()
@@ -78,11 +78,11 @@ def name_of(*parts: str) -> str:
 
 
 def fetch(name: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
-    """Return the kernel called ``name`` and whether it came from the disk; if not, ``make`` made it and it was kept.
+    """Return the kernel called ``name``, and whether it was read from disk; otherwise ``make`` made it and it was kept.
 
-    A file that is damaged or not to be trusted is made anew and replaced, and a folder that cannot be read or written
-    or is not to be trusted is done without: each with one RuntimeWarning that names the place and the reason. Only
-    what ``make`` raises is raised.
+    A damaged or untrusted file is made again and replaced. A folder that is untrusted, or cannot be read or written, is
+    not used. Each case gives one RuntimeWarning with the path and the reason. The only exceptions raised are those of
+    ``make``.
     """
     place, warned = folder(), False
     try:
@@ -105,9 +105,9 @@ def fetch(name: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
 
 
 def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
-    """Write ``kernel`` under ``name`` so that readers see all of it or nothing.
+    """Write ``kernel`` under ``name`` atomically: readers see all of it or nothing.
 
-    A failure is a RuntimeWarning, or nothing at all if ``quiet``: what keeps the kernel from being read has been told.
+    A failure gives a RuntimeWarning, except with ``quiet``: the caller has then already warned about the cache.
     """
     place = folder()
     try:
@@ -120,7 +120,7 @@ def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
 
 
 def replace(name: str, kernel: bytes, reason: str) -> None:
-    """Write ``kernel`` over one that is whole and yet of no use, with a RuntimeWarning that gives the reason."""
+    """Replace an intact but unusable kernel by ``kernel``, with a RuntimeWarning that gives the reason."""
     _warn(f"the compiled kernel {folder() / name} is of no use, {reason}: compiled again")
     keep(name, kernel)
 
@@ -130,9 +130,9 @@ _ELSEWHERE: Final = f"set {FOLDER_VARIABLE} elsewhere"
 
 @contextmanager
 def _opened(place: Path, *, make: bool = False) -> Iterator[int]:
-    """Open the folder, made for this user alone if it is missing and ``make`` is set; raises OSError with the reason.
+    """Open the folder, or raise OSError with the reason; with ``make`` a missing folder is made, private to this user.
 
-    Each folder is opened inside the one before, so that what has been checked is what is used.
+    Each folder on the path is opened relative to the one before, so that the folders that were checked are those used.
     """
     if is_homeless(place):
         raise _refused(WITHOUT_HOME)
@@ -153,10 +153,10 @@ def _opened(place: Path, *, make: bool = False) -> Iterator[int]:
 
 
 def _check_folder(descriptor: int, path: Path, *, last: bool) -> None:
-    """Raise PermissionError if others can write the folder, or exchange what is in one above it."""
+    """Raise PermissionError if others can write the folder, or, in a folder above it, replace its entries."""
     status = os.fstat(descriptor)
     _check_owner(status, f"{path} belongs")
-    shared_above = not last and status.st_mode & stat.S_ISVTX  # as /tmp: others cannot rename what is not theirs
+    shared_above = not last and status.st_mode & stat.S_ISVTX  # like /tmp: others can only rename their own files
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not shared_above:
         raise _refused(f"{path} can be written by others (mode {stat.S_IMODE(status.st_mode):04o})")
 
@@ -175,7 +175,7 @@ def _reason(error: OSError) -> str:
 
 
 def _read(at: int, name: str) -> bytes:
-    """Return the kernel in the file ``name``; raises OSError with the reason why there is none."""
+    """Return the kernel in the file ``name``, or raise OSError with the reason why it cannot be used."""
     try:
         descriptor = os.open(name, _READ, dir_fd=at)
     except OSError as error:
@@ -215,7 +215,7 @@ def _write(at: int, name: str, data: bytes) -> None:
 
 
 def _remove_unfinished(at: int) -> None:
-    """Remove what writers left that were killed long ago; another process may be faster."""
+    """Remove files of writers that were killed long ago; another process may remove them first."""
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
     try:
         with os.scandir(listing) as entries:

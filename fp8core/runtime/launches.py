@@ -1,7 +1,7 @@
-"""Launches of compiled kernels: the driver is handed the kernel's address, the configuration and the arguments.
+"""Launches of compiled kernels: passes a kernel's address, launch configuration and arguments to the driver.
 
-A launch writes into one frame (the launch configuration and the arguments) what differs from the launch before, the
-stream and some arguments, and hands it to the driver. Frames are taken from a pool: threads never share one in use.
+A frame holds the configuration and the arguments of a launch. A launch takes a frame from a pool, writes the stream and
+the arguments that vary into it, and passes it to the driver. Threads never share a frame that is in use.
 """
 
 import ctypes
@@ -15,28 +15,28 @@ from fp8core.problem import Platform, Target
 from fp8core.runtime import args, compiler, device, limits, partitions
 
 ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
-"""CUlaunchAttribute: its id, and a value of 64 bytes of which at most three words are used."""
+"""CUlaunchAttribute: its id, and a value of 64 bytes of which at most three 32-bit words are used."""
 CONFIGURATION: Final = struct.Struct("7I4xPPI4x")
-"""CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, their count."""
+"""CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, number of attributes."""
 GRID: Final = struct.Struct("3I")
 WORD: Final = 8
 STREAM: Final = 4
-"""Which of the configuration's words the stream is."""
+"""The index of the stream in the configuration, in units of `WORD` bytes."""
 ALIGNMENT: Final = 64
-"""Of strings of bytes among the arguments."""
+"""The alignment in bytes of arguments that are byte strings."""
 ADDRESS: Final = ctypes.c_void_p.from_param
-"""Makes of an address what `ctypes` passes without converting it again."""
+"""Converts an address, once, to an object that `ctypes` passes as it is."""
 
 Grid = tuple[int, int, int]
 
 
 @cache
 def _launch_function(platform: Platform, cooperative: bool = False) -> Callable[..., int]:
-    """Return the driver's launch.
+    """Return the driver's launch function.
 
-    It has no argument types: `ctypes` passes what `ADDRESS` converted once as it is. HIP's counterpart of
-    cuLaunchKernelEx, hipDrvLaunchKernelEx, is not used: up to about ROCm 7.13 a capture leaves its launches out
-    (ROCm/rocm-systems pull request 7309). hipModuleLaunchKernel is captured by every release.
+    It has no argument types, so that `ctypes` passes objects made by `ADDRESS` without converting them again.
+    hipDrvLaunchKernelEx, HIP's counterpart of cuLaunchKernelEx, is not used: up to about ROCm 7.13 its launches are
+    missing from captures (ROCm/rocm-systems pull request 7309). Every release captures hipModuleLaunchKernel.
     """
     hip = "hipModuleLaunchCooperativeKernel" if cooperative else "hipModuleLaunchKernel"
     name, needed = (hip, "ROCm 5") if platform == "hip" else ("cuLaunchKernelEx", "CUDA 12")
@@ -48,7 +48,7 @@ def _launch_function(platform: Platform, cooperative: bool = False) -> Callable[
 
 
 class Frame:
-    """The memory of one launch in flight on a thread: arguments that vary, the configuration, the other arguments."""
+    """The memory of one launch: the arguments that vary, the configuration, and the other arguments, in this order."""
 
     __slots__ = ("_pointers", "arguments", "configuration", "stream", "write")
 
@@ -59,20 +59,21 @@ class Frame:
         memory = memoryview(room).cast("B")[start : start + len(bound.image)]
         memory[:] = bound.image
         self.configuration = memory[bound.middle : bound.middle + CONFIGURATION.size].cast("Q")
-        """As words."""
+        """The launch configuration, as 64-bit integers."""
         self.stream = 0
-        """The one in the configuration."""
+        """The stream in the configuration."""
         self.write = partial(bound.variable.pack_into, memory, 0)
-        """Takes what each launch writes anew."""
+        """Writes the arguments that vary, and the grid if it varies."""
         self._pointers = (ctypes.c_void_p * max(len(bound.offsets), 1))(*(address + at for at in bound.offsets))
         self.arguments = bound.handed_over(self.configuration, address + bound.middle, ctypes.addressof(self._pointers))
-        """Of the launch."""
+        """The arguments of the launch function."""
 
 
 class Bound:
-    """A kernel whose launches write their stream and some arguments into a frame; all else is written there once.
+    """A kernel whose launches write their stream and some arguments into a frame; everything else is written once.
 
-    With a grid it is that of every launch. Without, its three numbers are given after the arguments.
+    With ``grid``, all launches have this grid. Without, each launch takes the three numbers of its grid after the
+    arguments.
     """
 
     def __init__(
@@ -99,16 +100,22 @@ class Bound:
         self._pool: list[Frame] = []
 
     def _function(self) -> Callable[..., int]:
-        """Return what launches, given `handed_over`, and returns the driver's status."""
+        """Return the launch function: it takes the arguments of `handed_over` and returns the driver's status."""
         return _launch_function(self._launcher.target.platform)
 
     def handed_over(self, configuration: "memoryview[int]", address: int, pointers: int) -> tuple[object, ...]:
-        """Return a frame as `_function` takes it: its configuration and where that lies, and where its arguments do."""
+        """Return the arguments of `_function` for a frame.
+
+        Args:
+            configuration: the frame's configuration.
+            address: the address of the configuration.
+            pointers: the address of the array of pointers to the kernel's arguments.
+        """
         del configuration
         return ADDRESS(address), ADDRESS(self.function), ADDRESS(pointers), None
 
     def launch(self, stream: int, *arguments: int | float | bytes) -> None:
-        """Launch on ``stream``; raises LaunchError with the driver's status and the kernel's name."""
+        """Launch on ``stream``; raise LaunchError with the driver's status and the kernel's name if that fails."""
         try:
             frame = self._pool.pop()
         except IndexError:
@@ -124,13 +131,13 @@ class Bound:
         self._pool.append(frame)
 
     def _refused(self, grid: tuple[int, ...], reason: str, status: int) -> partitions.LaunchError:
-        """Return the error of a launch that did not happen."""
+        """Return the error of a launch that was not made."""
         message = f"launching {self._launcher.entry} with grid {grid} on {self._launcher.target}: {reason}"
         return partitions.LaunchError(message, status)
 
 
 class HipBound(Bound):
-    """A kernel as HIP launches it: by a function that takes the configuration as numbers, one by one."""
+    """A kernel launched by HIP's function, which takes the configuration as separate numbers."""
 
     def __init__(
         self,
@@ -150,12 +157,12 @@ class HipBound(Bound):
         return self._start
 
     def handed_over(self, configuration: "memoryview[int]", address: int, pointers: int) -> tuple[object, ...]:
-        """Return a frame as `_start` takes it."""
+        """Return the arguments of `_start` for a frame."""
         del address
         return configuration, ADDRESS(self.function), ADDRESS(pointers)
 
     def _start(self, configuration: "memoryview[int]", kernel: object, parameters: object) -> int:
-        """Launch, and return the driver's status; raises LaunchError with why the driver was not asked."""
+        """Launch, and return the driver's status; raise LaunchError if the launch breaks a rule of HIP known here."""
         stream, grid = configuration[STREAM], self._grid or GRID.unpack_from(configuration)
         if any(count * threads > limits.HIP_THREADS for count, threads in zip(grid, self._block, strict=False)):
             reason = f"HIP needs at most {limits.HIP_THREADS} threads along each axis, got blocks of {self._block[:3]}"
@@ -172,9 +179,9 @@ BOUND: Final[dict[Platform, type[Bound]]] = {"cuda": Bound, "hip": HipBound}
 
 
 class Launcher:
-    """A compiled kernel with its block, called with a stream, a grid and the kernel's arguments.
+    """A compiled kernel with its block shape, called with a stream, a grid and the kernel's arguments.
 
-    It keeps the kernel's module loaded, as each of its launches does: `bind` returns a method that keeps the launcher.
+    It keeps the kernel's module loaded. So does each function that `bind` returns, as it keeps the launcher.
     """
 
     def __init__(
@@ -196,27 +203,27 @@ class Launcher:
         self._all = self._bound(self, range(len(self.items))).launch
 
     def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
-        """Launch on ``stream``; raises BackendError with the driver's status and the kernel's name."""
+        """Launch on ``stream``; raise BackendError with the driver's status and the kernel's name if that fails."""
         self._all(stream, *arguments, *grid)
 
     def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
-        """Return the launch on ``grid`` with the arguments that are ``numbers``: it wants the stream and the others.
+        """Return a launch with ``grid`` and the constant arguments ``numbers``; it takes the stream and the other ones.
 
-        Those are the addresses and strings of bytes, in their order: half of the host time of a launch with many
-        arguments is packing what never changes.
+        The other arguments are the addresses and byte strings, in their order. Half of the host time of a launch with
+        many arguments would otherwise go into packing arguments that never change.
         """
         varying = [i for i, item in enumerate(self.items) if item[-1] in args.VARYING]
         return self._bound(self, varying, grid, numbers).launch
 
     def bind_args(self, grid: Grid, given: Any) -> Callable[..., None]:
-        """Return `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""
+        """Call `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""
         return self.bind(grid, *args.numbers(given))
 
 
 def lay_out(items: Sequence[str], start: int) -> tuple[str, tuple[int, ...], int]:
-    """Return how arguments lie from the offset ``start`` on: a format of `struct`, their offsets, and their end.
+    """Return the layout of arguments from offset ``start`` on: a format of `struct`, the offsets, and the end.
 
-    Strings of bytes are aligned to `ALIGNMENT`, all others to their own size.
+    Byte strings are aligned to `ALIGNMENT`, all other arguments to their size.
     """
     text, offsets, end = "", [], start
     for item in items:

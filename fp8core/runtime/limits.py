@@ -1,18 +1,18 @@
-"""How large the grid of a launch may be: by CUDA in blocks, by HIP in threads along each axis, too."""
+"""The largest grid of a launch: CUDA limits the blocks along each axis, HIP also the threads."""
 
 from typing import Final
 
 from fp8core.problem import Target
 
 CUDA_BLOCKS: Final = (1 << 31) - 1
-"""The blocks of a grid along x."""
+"""The most blocks of a grid along x."""
 BLOCKS_ALONG_YZ: Final = (1 << 16) - 1
-"""The same along y, and along z; grids for HIP keep to it, too."""
+"""The most blocks of a grid along y, and along z; grids for HIP keep to it too."""
 HIP_THREADS: Final = (1 << 32) - 1
-"""The threads of a grid along each axis: a packet of the queue counts them in 32 bits. With more, hipModuleLaunchKernel
-answers hipErrorInvalidValue."""
+"""The most threads of a grid along each axis: a dispatch packet holds their number in 32 bits. With more,
+hipModuleLaunchKernel returns hipErrorInvalidValue."""
 
 
 def blocks_along_x(target: Target, threads: int) -> int:
-    """Return how many blocks of so many threads a grid can have along x."""
+    """Return how many blocks of ``threads`` threads a grid can have along x."""
     return min(CUDA_BLOCKS, HIP_THREADS // threads) if target.platform == "hip" else CUDA_BLOCKS

@@ -1,7 +1,8 @@
-"""Which shared libraries the process has mapped: on ROCm a second copy of the HIP runtime is a danger of its own.
+"""Finds the shared libraries that the process has mapped, to detect a second copy of the HIP runtime on ROCm.
 
-PyTorch's and TheRock's wheels bring a HIP runtime with them. Two in one process share neither streams nor memory: their
-null streams are not ordered with each other, and a stream of one fails in the other (hipErrorContextIsDestroyed).
+The wheels of PyTorch and TheRock contain a HIP runtime. Two copies in one process share neither streams nor memory:
+their null streams are not ordered with each other, and a stream of one is invalid in the other
+(hipErrorContextIsDestroyed).
 """
 
 import re
@@ -18,7 +19,7 @@ HIP_RUNTIME: Final = "libamdhip64"
 def mapped(stem: str) -> tuple[Path, ...]:
     """Return the distinct files ``<stem>.so*`` that the process has mapped, in the order of their addresses.
 
-    Empty where the system has no list of them.
+    Empty if the system does not list them.
     """
     try:
         lines = MAPS.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -30,7 +31,7 @@ def mapped(stem: str) -> tuple[Path, ...]:
 
 
 def hip_runtime() -> Path | str | None:
-    """Return the HIP runtime that is mapped, a refusal in words where there are several, None where there is none."""
+    """Return the HIP runtime that is mapped; None if there is none, and an error message if there are several."""
     found = mapped(HIP_RUNTIME)
     if len(found) > 1:
         return (
@@ -42,7 +43,7 @@ def hip_runtime() -> Path | str | None:
 
 @cache
 def refuse_second_hip_runtime() -> None:
-    """Raise DeviceError where several HIP runtimes are mapped, which may have become true since the first call."""
+    """Raise DeviceError if several HIP runtimes are mapped: torch may have mapped a second one after CuPy's."""
     found = hip_runtime()
     if isinstance(found, str):
         raise DeviceError(found)

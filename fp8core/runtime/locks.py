@@ -1,21 +1,21 @@
-"""Locks of open files (flock), where the file system has such locks: not every network or parallel one has."""
+"""Locks of open files (flock). Some network and parallel file systems do not support them."""
 
 import errno
 import fcntl
 from typing import Final
 
 NO_LOCKS: Final = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What file systems say that lock nothing."""
+"""The errors of file systems that do not support locks."""
 
 
 def lock(handle: int) -> bool:
-    """Wait for the lock of an open file or folder, which holds until that is closed.
+    """Wait for the lock of an open file or folder; it is held until the file is closed.
 
     Returns:
-        Whether it is locked: False where the file system locks nothing.
+        Whether the file is locked; False if the file system does not support locks.
 
     Raises:
-        OSError: as the system does.
+        OSError: locking fails for another reason.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -27,10 +27,12 @@ def lock(handle: int) -> bool:
 
 
 def try_lock(handle: int) -> bool:
-    """Lock an open file or folder if nobody else does, and return whether it is; False where the system cannot tell.
+    """Lock an open file or folder unless it is locked already; return whether this call locked it.
+
+    Returns False, too, if the file system does not support locks.
 
     Raises:
-        OSError: as the system does.
+        OSError: locking fails for another reason.
     """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

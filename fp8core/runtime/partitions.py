@@ -1,4 +1,4 @@
-"""The part of a device that a stream has: a cooperative grid or a cluster needs room for all of its blocks at once."""
+"""The part of a device that a stream may use: cooperative grids and clusters need room for all their blocks at once."""
 
 import ctypes
 from typing import Final
@@ -7,17 +7,17 @@ from fp8core.errors import BackendError
 from fp8core.runtime import device
 
 NOT_ASKED: Final = -1
-"""In place of a status: the driver was not asked, as the launch breaks a rule that is known."""
+"""Used instead of a status: the driver was not called, as the launch breaks a rule that is known here."""
 NOT_CAPTURED: Final = -2
-"""In place of a status: a cooperative launch on a stream that is captured, which not every ROCm can record."""
+"""Used instead of a status: a cooperative launch on a captured stream, which not every ROCm release can record."""
 TOO_LARGE: Final = (720, 912, NOT_CAPTURED)
-"""Where another kernel takes a cooperative grid's, or a cluster's, place: what the driver answers where not all blocks
-find a place at once, CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (hipErrorCooperativeLaunchTooLarge) and
-CUDA_ERROR_INVALID_CLUSTER_SIZE, and `NOT_CAPTURED`."""
+"""The statuses after which another kernel replaces a cooperative grid or a cluster, as not all blocks fit at once:
+CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (hipErrorCooperativeLaunchTooLarge), CUDA_ERROR_INVALID_CLUSTER_SIZE and
+`NOT_CAPTURED`."""
 _SM_RESOURCE: Final = 1
 """CU_DEV_RESOURCE_TYPE_SM."""
 _RESOURCE_BYTES: Final = 256
-"""At least what a CUdevResource of any release takes (144); its count of multiprocessors stands at `_SM_COUNT`."""
+"""At least the size of a CUdevResource in any release (144); its number of multiprocessors is at offset `_SM_COUNT`."""
 _SM_COUNT: Final = 96
 
 
@@ -30,11 +30,11 @@ class LaunchError(BackendError):
 
 
 def multiprocessors(stream: int) -> int | None:
-    """Return how many multiprocessors work on a stream can have: those of its green context, or of its context.
+    """Return the number of multiprocessors available to a stream: those of its green context, or of its context.
 
-    None where the driver cannot tell: before CUDA 12.5, on ROCm, and for the default streams.
+    None if the driver cannot tell: before CUDA 12.5, on ROCm, and for the default streams.
     """
-    if stream <= device.PER_THREAD or device.platform() != "cuda":  # a default one, of whatever context is current
+    if stream <= device.PER_THREAD or device.platform() != "cuda":  # a default stream, of the current context
         return None
     context, green = ctypes.c_void_p(), ctypes.c_void_p()
     resource = ctypes.create_string_buffer(_RESOURCE_BYTES)
@@ -50,7 +50,7 @@ def multiprocessors(stream: int) -> int | None:
         "cuStreamGetCtx",
         f"stream {stream:#x}",
     )
-    # (A context that was made of a green one is asked like any other.)
+    # (A context that was made from a green context is queried like any other.)
     asked = (of_green, green) if green.value else (of_context, context)
     status = asked[0](asked[1], ctypes.byref(resource), _SM_RESOURCE)
     return None if status else ctypes.c_uint32.from_buffer(resource, _SM_COUNT).value

@@ -1,4 +1,4 @@
-"""A problem made ready to launch: its numbers are bound once, then each launch is given a stream and addresses."""
+"""Plans: bind the numbers of a problem once; each launch then takes a stream and addresses."""
 
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -8,7 +8,7 @@ from fp8core.table import Launch
 
 
 class QuantizeNumbers(NamedTuple):
-    """Of `fp8core.quantize`; its launches are ``launch(stream, x, data, scale, upper)``. Strides are in elements."""
+    """The numbers of `fp8core.quantize`. Launch: ``launch(stream, x, data, scale, upper)``. Strides are in elements."""
 
     x_stride: int
     data_stride: int
@@ -21,7 +21,7 @@ class QuantizeNumbers(NamedTuple):
 
 
 class DequantizeNumbers(NamedTuple):
-    """Of `fp8core.dequantize`; its launches are ``launch(stream, q, scale, out)``."""
+    """The numbers of `fp8core.dequantize`. Launch: ``launch(stream, q, scale, out)``."""
 
     q_stride: int
     scale_row_stride: int
@@ -31,7 +31,7 @@ class DequantizeNumbers(NamedTuple):
 
 
 class RmsNormNumbers(NamedTuple):
-    """Of `fp8core.rms_norm_quant`; its launches are ``launch(stream, x, weight, residual, data, scale, upper)``."""
+    """The numbers of `fp8core.rms_norm_quant`. Launch: ``launch(stream, x, weight, residual, data, scale, upper)``."""
 
     residual_stride: int
     x_stride: int
@@ -45,7 +45,7 @@ class RmsNormNumbers(NamedTuple):
 
 
 class SiluNumbers(NamedTuple):
-    """Of `fp8core.silu_and_mul_quant`; its launches are ``launch(stream, x, data, scale, upper)``."""
+    """The numbers of `fp8core.silu_and_mul_quant`. Launch: ``launch(stream, x, data, scale, upper)``."""
 
     x_stride: int
     data_stride: int
@@ -57,19 +57,23 @@ class SiluNumbers(NamedTuple):
 
 
 class RequantizeNumbers(NamedTuple):
-    """Of `fp8core.requantize_with_max_scale`; its launches are ``launch(stream, weight, scales, out, max_scale)``."""
+    """The numbers of `fp8core.requantize_with_max_scale`.
+
+    Launch: ``launch(stream, weight, scales, out, max_scale)``.
+    """
 
     weight_stride: int
     scales_count: int
     widths: tuple[int, ...]
-    """The rows of each shard, as many as the problem has shards."""
+    """The number of rows of each shard."""
     out_stride: int
 
 
 class NormalizeNumbers(NamedTuple):
-    """Of `fp8core.normalize_e4m3fn_to_e4m3fnuz` and back; counts of scales may be 0, their addresses then, too.
+    """The numbers of `fp8core.normalize_e4m3fn_to_e4m3fnuz` and its inverse.
 
-    Its launches are ``launch(stream, weight, out, scale, scale_out, input_scale, input_scale_out)``.
+    Launch: ``launch(stream, weight, out, scale, scale_out, input_scale, input_scale_out)``. A number of scales may be
+    0; their addresses are then 0, too.
     """
 
     code_count: int
@@ -78,13 +82,13 @@ class NormalizeNumbers(NamedTuple):
 
 
 class AllCloseNumbers(NamedTuple):
-    """Of `fp8core.all_close_1d`; its launches are ``launch(stream, x, result)``: one int32."""
+    """The numbers of `fp8core.all_close_1d`. Launch: ``launch(stream, x, result)``; the result is one int32."""
 
     scale_count: int
 
 
 class ExpandNumbers(NamedTuple):
-    """Of `fp8core.convert_to_channelwise`; its launches are ``launch(stream, scales, out)``."""
+    """The numbers of `fp8core.convert_to_channelwise`. Launch: ``launch(stream, scales, out)``."""
 
     scales_count: int
     widths: tuple[int, ...]
@@ -95,14 +99,14 @@ A = TypeVar("A", bound=tuple[Any, ...])
 
 
 class Plan(Generic[N]):
-    """What runs a problem: `bind` gives the launch for some numbers."""
+    """The plan of a problem; ``bind`` returns the launch for given numbers."""
 
     def __init__(self, kind: type[N], bind: Callable[[N], Launch]) -> None:
         self.kind, self.bind = kind, bind
 
 
 def arguments(kind: type[A], numbers: Any, **others: Any) -> A:
-    """Return the arguments ``kind`` of a kernel with the fields of ``numbers`` and ``others``; addresses are 0."""
+    """Return a kernel's arguments, of type ``kind``, from the fields of ``numbers`` and ``others``; addresses are 0."""
     given = {**numbers._asdict(), **others}
     fields = args.fields(kind).items()
     values: list[Any] = [given[name] if item[-1] not in args.VARYING else 0 for name, item in fields]
@@ -110,4 +114,4 @@ def arguments(kind: type[A], numbers: Any, **others: Any) -> A:
 
 
 def nothing(_stream: int, *_addresses: int) -> None:
-    """Do nothing: the launch where there is nothing to do."""
+    """Do nothing: the launch of a problem without elements."""

@@ -1,4 +1,4 @@
-"""Owners of memory that the device still uses: dropped by a thread of its own as soon as the device is done with it."""
+"""Keeps the owners of memory that the device still uses, and drops them on a thread once the device is done."""
 
 import atexit
 import ctypes
@@ -14,11 +14,12 @@ from fp8core.runtime import capture, device, streams
 
 _LOG: Final = logging.getLogger("fp8core")
 FIRST_PAUSE: Final = 50e-6
-"""Seconds until the thread asks again; each next pause is longer by half, so that it is late by half of the wait."""
+"""Seconds until the thread polls again. Each pause is 1.5 times the one before, so that the thread is late by at most
+half of the time waited."""
 LONGEST_PAUSE: Final = 2e-3
 STOP_SECONDS: Final = 5.0
 _LEAKED: Final[list[object]] = []
-"""What must not be destroyed any more: its destructors would call a driver that is not there."""
+"""Objects that must never be freed: their destructors would call a driver that cannot be used in a forked child."""
 
 
 class _Item(NamedTuple):
@@ -30,17 +31,17 @@ class _Item(NamedTuple):
 
 
 class Releases:
-    """A queue of owners, each kept until a question is answered with yes.
+    """A queue of owners, each kept until a query returns true.
 
-    `add` and `after` may be called in destructors, on any thread and at any point of another call of them: a
-    ``queue.SimpleQueue`` is made for that. All else happens on the one thread, which needs no locks then. It starts
-    with `start`, sleeps while nothing is kept, and ends before the interpreter does; what is kept then stays.
+    `add` and `after` may be called in destructors, on any thread, and may interrupt each other: ``queue.SimpleQueue``
+    allows that. Everything else happens on one thread and needs no locks. The thread starts with `start`, sleeps while
+    nothing is kept, and ends before the interpreter does. What is still kept then is never freed.
     """
 
     def __init__(self) -> None:
         self._ended = False
         self._new()
-        os.register_at_fork(after_in_child=self._forked)  # here: a fork may come while the thread is being started
+        os.register_at_fork(after_in_child=self._forked)  # in the constructor: a fork may come during `start`
 
     def _new(self) -> None:
         self._starting = threading.Lock()
@@ -49,12 +50,12 @@ class Releases:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread if there is none: not in a destructor, as a thread cannot be started everywhere.
+        """Start the thread if there is none. Not for destructors: a thread cannot be started everywhere.
 
-        Whoever takes the lock starts it. Others do not wait: what they hand over waits for the thread, and one of them
-        may be a destructor that runs amid the start, by a collection of garbage in the same thread.
+        The caller that gets the lock starts the thread. Others do not wait for it: their owners wait in the queue. One
+        of them may be a destructor that the garbage collector runs on this same thread during the start.
         """
-        starting = self._starting  # a fork within makes another one
+        starting = self._starting  # a fork meanwhile replaces the attribute
         if not self._lacks_a_thread() or not starting.acquire(blocking=False):
             return
         try:
@@ -71,10 +72,10 @@ class Releases:
         return self._thread is None and not self._ended
 
     def keep(self, owner: object, stream: int, ordinal: int) -> None:
-        """Keep ``owner`` until a stream of device ``ordinal`` has come past this point.
+        """Keep ``owner`` until a stream of device ``ordinal`` has passed this point.
 
-        A stream that is captured into a graph does nothing now, and its graph may be launched at any time: then
-        nothing is kept, and the memory has to be the caller's.
+        A captured stream runs nothing now, and its graph may be launched at any time: then nothing is kept, and the
+        caller has to keep the memory.
         """
         self.start()
         self.add(owner, streams.event_query(stream, ordinal), ordinal, (ordinal, stream))
@@ -82,14 +83,14 @@ class Releases:
     def add(
         self, owner: object, passed: Callable[[], bool] | None, ordinal: int | None = None, key: object = None
     ) -> None:
-        """Keep ``owner`` until ``passed()`` says yes; without a question it is not kept.
+        """Keep ``owner`` until ``passed()`` returns true; without a query it is not kept.
 
         Args:
-            owner: what is dropped then, on the thread.
-            passed: asked on the thread, again and again.
-            ordinal: the device that has to be current for it.
-            key: questions of one key, as those about one stream, are answered in the order of their calls: only the
-                first is asked.
+            owner: the object to keep; the thread drops it.
+            passed: a query that the thread calls repeatedly.
+            ordinal: the device that has to be current during the query.
+            key: queries with the same key, such as those about one stream, become true in the order of their calls,
+                so that only the first of them is called.
         """
         if passed is not None:
             self._inbox.put(_Item(owner, passed, None, ordinal, key))
@@ -97,32 +98,31 @@ class Releases:
     def after(self, owner: object, begin: Callable[[], Callable[[], bool]]) -> None:
         """Keep ``owner`` until an operation that starts after this call has ended.
 
-        ``begin()`` starts one, on the thread, and returns the question whether it has ended. One is in flight for
-        equal ``begin``, and stands for all owners that came before it started.
+        ``begin()`` starts an operation, on the thread, and returns a query whether it has ended. At most one operation
+        is in flight for each ``begin``; it serves all owners that were added before it started.
         """
         self._inbox.put(_Item(owner, None, begin, None, begin))
 
     def wait(self, seconds: float) -> bool:
-        """Return whether all that was kept before this call has been dropped, after at most so many seconds."""
+        """Wait up to ``seconds`` until everything kept before this call is dropped; return whether it is."""
         self.start()
         empty = threading.Event()
         self._inbox.put(empty)
         return empty.wait(seconds)
 
     def _stop(self) -> None:
-        self._ended = True  # first: nobody is to start another one
+        self._ended = True  # first, so that no other thread is started
         thread, self._thread = self._thread, None
         if thread is not None:
             self._inbox.put(None)
             thread.join(STOP_SECONDS)
-            for kept in (self._inbox, self._keeper):  # beyond the teardown of this module
+            for kept in (self._inbox, self._keeper):  # keep them beyond the teardown of this module
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def _forked(self) -> None:
-        """Begin anew in the child of a fork, where neither the thread nor what it keeps can be used.
+        """Start with an empty queue in the child of a fork, where the thread does not exist and no owner can be freed.
 
-        Whatever the parent was about to do: it may have been starting the thread, or have put owners into the queue
-        before it.
+        The parent may have been in any state: starting the thread, or with owners in the queue before a start.
         """
         _LEAKED.extend((self._inbox, self._keeper))
         self._new()
@@ -130,7 +130,7 @@ class Releases:
 
 
 class _Keeper:
-    """What the thread keeps, and how it asks."""
+    """The owners that the thread keeps, and their queries."""
 
     def __init__(self) -> None:
         self._kept: dict[object, deque[tuple[_Item, list[object]]]] = {}
@@ -148,7 +148,7 @@ class _Keeper:
         return len(self._kept) + len(self._beginning)
 
     def sweep(self) -> bool:
-        """Drop what the device is done with, and start what has to be; return whether anything moved."""
+        """Drop owners that the device is done with, and start operations; return whether there was any."""
         moved = self._begin()
         for key, waiting in list(self._kept.items()):
             while waiting and self._answer(waiting[0]):
@@ -183,14 +183,14 @@ class _Keeper:
             return True
 
     def _stick(self, owners: list[Any], error: Exception) -> None:
-        """Keep for good what cannot be asked about: dropping it could give away memory that is in use."""
+        """Keep owners for good if their query fails: dropping them could free memory that is in use."""
         self._stuck.extend(owners)
-        _LOG.error(  # a warning that is made an error would end the thread
+        _LOG.error(  # not a warning: warnings turned into errors would end the thread
             "it is not known whether the device still uses %d operands, which are kept for good: %s", len(owners), error
         )
 
     def _use(self, ordinal: int | None) -> None:
-        """Make a device current, and let this thread ask while others capture: it would end their captures."""
+        """Make a device current, in the relaxed capture mode: queries would otherwise invalidate others' captures."""
         if ordinal is not None and ordinal != self._ordinal:
             if self._ordinal is None:
                 capture.exchange(capture.RELAXED)
@@ -214,7 +214,7 @@ def _run(inbox: queue.SimpleQueue[Any], keeper: _Keeper) -> None:
             else:
                 keeper.add(item)
                 pause = FIRST_PAUSE
-            del item  # the last owner, too, is dropped when its turn comes
+            del item  # or this variable would keep the last owner alive
             if not inbox.empty():
                 continue
         if keeper.sweep():
@@ -224,7 +224,7 @@ def _run(inbox: queue.SimpleQueue[Any], keeper: _Keeper) -> None:
                 empty.pop().set()
 
 
-_OF_PROCESS: Final = Releases()  # made here, as threads that ask for it at a time must not get one each
+_OF_PROCESS: Final = Releases()  # made at import, so that concurrent threads cannot make two
 
 
 def releases() -> Releases:

@@ -1,7 +1,6 @@
-"""Device sources: where they are, and one compilable text of each.
+"""Device sources: finds them, and flattens each into one compilable text.
 
-CuPy's disk cache keys on the text that it is given and never sees a header, so every header of ours is
-inlined before a text leaves here.
+The cache on disk is keyed by the text that is compiled, so all headers of the project are inlined into it.
 """
 
 import hashlib
@@ -25,7 +24,7 @@ def root() -> Path:
     """Return the folder that holds ``cuda_src`` and ``hip_src``: the checkout's, or the wheel's.
 
     Raises:
-        BackendError: the installation has no device sources; the message holds the places looked at.
+        BackendError: the installation has no device sources; the message lists the folders searched.
     """
     package = Path(__file__).resolve().parents[1]
     places = (package / "_sources", package.parent)
@@ -45,13 +44,13 @@ def names(platform: Platform) -> tuple[str, ...]:
 
 @cache
 def portable() -> tuple[str, ...]:
-    """Return the names in cuda_src/entries.def: kernels that are one text for both platforms."""
+    """Return the names in cuda_src/entries.def: kernels with one source for both platforms."""
     lines = (root() / "cuda_src" / "entries.def").read_text(encoding="utf-8").splitlines()
     return tuple(line for line in lines if line and not line.startswith("#"))
 
 
 def entry_text(platform: Platform, name: str) -> str:
-    """Return the text of a portable entry: the platform's header, then cuda_src/<name>.cuh, which has the kernel."""
+    """Return the text of a portable entry: it includes the platform's header, then cuda_src/<name>.cuh, the kernel."""
     up = "../" * name.count("/")
     body = f"{up}{name}.cuh" if platform == "cuda" else f"{up}../cuda_src/{name}.cuh"
     return f'#include "{up}platform.cuh"\n#include "{body}"\n'
@@ -59,16 +58,16 @@ def entry_text(platform: Platform, name: str) -> str:
 
 @cache
 def flatten(platform: Platform, source: str) -> str:
-    """Return the text of ``cuda_src/<source>.cu`` or ``hip_src/<source>.hip`` with our headers inlined.
+    """Return the text of ``cuda_src/<source>.cu`` or ``hip_src/<source>.hip`` with the project's headers inlined.
 
     A portable entry (`portable`) has no such file: its text is `entry_text`.
 
-    ``#include "x"`` is resolved beside the file that says it, and every header comes once, where it is first
-    included (so an include must not stand under an ``#if``). ``#line`` keeps the compiler's messages true.
-    ``#include <x>`` is left alone.
+    ``#include "x"`` is resolved relative to the including file. Every header is inlined once, where it is first
+    included, so an include must not be under an ``#if``. ``#line`` directives keep file and line in the compiler's
+    messages correct. ``#include <x>`` is left alone.
 
     Raises:
-        BackendError: a file is missing, lies outside the source folders, or includes itself.
+        BackendError: a file is missing, is outside the source folders, or includes itself.
     """
     folder, suffix = ENTRIES[platform]
     name = f"{folder}/{source}{suffix}"
@@ -78,13 +77,13 @@ def flatten(platform: Platform, source: str) -> str:
 
 
 def flatten_file(base: Path, name: str) -> str:
-    """Return the text of the file ``base / name`` as `flatten` does; names in it are relative to ``base``."""
+    """Return the text of the file ``base / name``, flattened as in `flatten`; names are relative to ``base``."""
     return "".join(_Flattener(base.resolve()).inline(name, ()))
 
 
 @cache
 def digest() -> str:
-    """Return the SHA-256, in hexadecimal, of every device source's name and text: a key of what they compile to."""
+    """Return the SHA-256, in hexadecimal, of the names and texts of all device sources."""
     state = hashlib.sha256()
     for folder, _ in ENTRIES.values():
         for path in sorted(p for p in (root() / folder).rglob("*") if p.is_file()):
@@ -101,7 +100,7 @@ class _Flattener:
         self.seen: set[str] = set()
 
     def inline(self, name: str, including: tuple[str, ...]) -> list[str]:
-        """Return the lines of the file ``name``, which the files ``including`` led to."""
+        """Return the lines of the file ``name``; ``including`` is the chain of files that include it."""
         chain = " -> ".join((*including, name))
         if name in including:
             raise BackendError(f"device sources include each other in a circle: {chain}")
@@ -115,7 +114,7 @@ class _Flattener:
         return self.lines(name, text, including)
 
     def lines(self, name: str, text: str, including: tuple[str, ...]) -> list[str]:
-        """Return the lines of ``text``, which is that of the file ``name``."""
+        """Return the flattened lines of ``text``, the text of the file ``name``."""
         lines = [f'#line 1 "{name}"\n']
         for number, line in enumerate(text.splitlines(), 1):
             include = _INCLUDE.match(line)
@@ -123,12 +122,12 @@ class _Flattener:
                 lines += self.inline(self.resolve(name, include[1]), (*including, name))
                 lines.append(f'#line {number + 1} "{name}"\n')
             else:
-                # A #pragma once in what becomes the main file would only be warned of.
+                # The compiler would warn of a #pragma once in its main file.
                 lines.append("\n" if _ONCE.match(line) else f"{line}\n")
         return lines
 
     def resolve(self, name: str, target: str) -> str:
-        """Return the name of what the file ``name`` includes as ``target``."""
+        """Return the name, relative to the base, of the file that the file ``name`` includes as ``target``."""
         path = (self.base / name).parent.joinpath(target).resolve()
         if not path.is_relative_to(self.base):
             raise BackendError(f"{name} includes {target!r}, which lies outside {self.base}")

@@ -1,4 +1,4 @@
-"""What is put on a stream beside kernels: waits for another stream, events, and single numbers."""
+"""Work on streams other than kernels: waits for another stream, events, and writing or reading single numbers."""
 
 import ctypes
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from fp8core.runtime import capture, device
 
 
 def join(waiting: int, awaited: int, ordinal: int) -> None:
-    """Let what is launched on stream ``waiting`` from now on start after what is on stream ``awaited``.
+    """Make later work on stream ``waiting`` start after the work that is on stream ``awaited`` now.
 
-    Nothing happens where one is captured into a graph and the other is not, or into another: the one would be drawn
-    into the capture, and neither does anything before the graph is launched.
+    Does nothing if one stream is captured into a graph and the other is not, or is captured into another graph: the
+    other stream would be drawn into the capture, and captured work does not run before the graph is launched.
     """
     if waiting == awaited:
         return
@@ -27,7 +27,7 @@ def join(waiting: int, awaited: int, ordinal: int) -> None:
 
 
 def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
-    """Return a question: has stream ``pointer`` come past this point? None while it is captured into a graph."""
+    """Return a query whether stream ``pointer`` has passed this point; None if it is being captured into a graph."""
     if device.capturing(pointer):
         return None
     with device.on(ordinal):
@@ -41,7 +41,7 @@ def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
 
 
 def fill_float32(pointer: int, value: float, stream: int, ordinal: int) -> None:
-    """Write a number to device memory on a stream, as a part of its graph while it is captured; nothing waits."""
+    """Write a number to device memory on a stream, without waiting; on a captured stream this is part of the graph."""
     bits = ctypes.c_uint32.from_buffer(ctypes.c_float(value)).value
     name = "cuMemsetD32Async" if device.platform() == "cuda" else "hipMemsetD32Async"
     function = getattr(device.driver(), name)
@@ -54,7 +54,7 @@ def fill_float32(pointer: int, value: float, stream: int, ordinal: int) -> None:
 
 
 def read_int32(pointer: int, target: Target, stream: int) -> int:
-    """Return the int32 at ``pointer`` on a target once ``stream`` has come so far: the host waits for it."""
+    """Wait for the work on ``stream``, and return the int32 at ``pointer`` on a target."""
     value = ctypes.c_int32()
     if target.platform == "host":
         return ctypes.c_int32.from_address(pointer).value

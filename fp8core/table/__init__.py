@@ -1,4 +1,4 @@
-"""Tables of kernels: what each needs, which one a problem gets, and why the others are not it."""
+"""Tables of kernels: what each kernel requires, which one runs a problem, and why the others do not."""
 
 from fp8core.table.rows import Check, Choice, Kernel, Launch, Refusal, Requirement, Unknown, no_estimate
 from fp8core.table.table import PLANS_KEPT, Table

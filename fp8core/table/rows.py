@@ -1,4 +1,4 @@
-"""Rows of tables: a kernel, what it needs of a problem, and why it cannot run one."""
+"""Rows of tables: a kernel, what it requires of a problem, and why it cannot run one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,28 +13,28 @@ class Refusal(str):
 
 
 class Unknown(str):
-    """Why nobody here can tell whether a kernel can run a problem, as only a library on the device could."""
+    """Why it is unknown here whether a kernel can run a problem: only a library on the device could tell."""
 
     __slots__ = ()
 
 
 Check = Callable[[Any], Refusal | Unknown | None]
-"""Of a problem: None where there is nothing against it."""
+"""Checks a problem; returns None if the check passes."""
 
 
 class Requirement:
-    """What a kernel needs of a problem, or prefers."""
+    """A condition on a problem that a kernel requires, or prefers."""
 
     __slots__ = ("check",)
     check: Check
 
     def __init__(self, holds: Callable[[Any], bool], otherwise: str) -> None:
-        """Make a requirement of a predicate and of what is said where it is false, with ``{p.m}`` and the like."""
+        """Make a requirement from a predicate and the reason if it is false, a format string with ``{p.m}`` etc."""
         self.check = lambda p: None if holds(p) else Refusal(otherwise.format(p=p))
 
     @classmethod
     def of(cls, check: Check) -> "Requirement":
-        """Return a requirement whose check has reasons of its own."""
+        """Return a requirement whose check returns its own reasons."""
         made = cls.__new__(cls)
         made.check = check
         return made
@@ -45,42 +45,43 @@ def _first(requirements: tuple[Requirement, ...], problem: Any) -> Refusal | Unk
 
 
 def no_estimate(_: Any) -> None:
-    """Return None: of a kernel whose time no model knows."""
+    """Return None: the estimate of a kernel that has no cost model."""
 
 
 class Choice(NamedTuple):
-    """A kernel of a table by its name, and which of its algorithms."""
+    """The name of a kernel in a table, and the number of one of its algorithms."""
 
     kernel: str
     algorithm: int = 0
 
 
 class Kernel(NamedTuple):
-    """A row of a table: a name, what it needs, how it is made ready for a problem, and where it is preferred."""
+    """A row of a table: a kernel's name, what it requires and prefers, and how it is planned."""
 
     name: str
     requires: tuple[Requirement, ...]
     plan: Callable[..., Any]
-    """Of a problem and, where there are several algorithms, the number of one; 0 is the default. It returns a `Launch`,
-    or the launches that the table speaks of."""
+    """Takes a problem and, if there are several algorithms, the number of one (0 is the default). Returns a `Launch`,
+    or the kind of plan that its table documents."""
     prefers: tuple[Requirement, ...] = ()
-    """Where one does not hold the kernel runs the problem, but others were measured to be faster: `tune` times it."""
+    """If one of these does not hold, the kernel can run the problem, but others were measured to be faster; `tune`
+    times it."""
     algorithms: Callable[[Any], Sequence[str]] = lambda _: ("",)
-    """The algorithms that an able kernel has for a problem, as a library may offer several: a name for each, which says
-    in another process which one is meant. The first is the default."""
+    """Returns the names of the algorithms that an able kernel has for a problem; a library may offer several. A name
+    identifies an algorithm across processes. The first is the default."""
     us: Callable[[Any], float | None] = no_estimate
-    """How many microseconds an able kernel is estimated to take for a problem; None where no model knows."""
+    """Returns the estimated microseconds of an able kernel for a problem; None without a cost model."""
     compared: Callable[[Any], bool] = lambda _: True
-    """Where ``us`` knows, said at once: what ``refusal`` and ``us`` ask a library takes milliseconds."""
+    """Returns quickly whether ``us`` has an estimate: ``refusal`` and ``us`` may query a library for milliseconds."""
     rough: Callable[[Any], float | None] = no_estimate
-    """The same for `explain` alone, of a kernel whose place in the table says more than an estimate."""
+    """Like ``us``, but only shown by `explain`: the place of the kernel in the table decides, not this estimate."""
     note: str = ""
-    """What `explain` says of it where it is able: when something else runs."""
+    """What `explain` adds if the kernel is able: when another kernel runs instead."""
 
     def refusal(self, problem: Any) -> Refusal | Unknown | None:
-        """Return why the kernel cannot run ``problem``, or may not, or None when it can."""
+        """Return why the kernel cannot run ``problem``, or why that is unknown; None if it can."""
         return _first(self.requires, problem)
 
     def reservation(self, problem: Any) -> Refusal | Unknown | None:
-        """Return why the kernel is not preferred for ``problem``, though able, or None."""
+        """Return why the kernel is not preferred for ``problem``, though able; None if it is preferred."""
         return _first(self.prefers, problem)

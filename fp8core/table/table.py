@@ -1,4 +1,4 @@
-"""A table: the kernels of an operation, which of them a problem gets, and the plans made so far."""
+"""A table: the kernels of an operation, which of them runs a problem, and the plans made so far."""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from fp8core.table.verdicts import Explanation, verdict
 P = TypeVar("P", bound=tuple[Any, ...])
 
 PLANS_KEPT = 8192
-"""A server meets a new m with every batch: past this many plans a table starts anew."""
+"""Plans that a table keeps before it drops all of them: a server meets a new m with every batch."""
 
 
 class Table(Generic[P]):
@@ -27,16 +27,16 @@ class Table(Generic[P]):
         self._expected: dict[P, tuple[str, str]] = {}
         self._lock = ForkSafeLock()
         self.before: Callable[[], object] | None = None
-        """Called once, before anything is chosen: what was tuned in another process may be read then."""
+        """Called once before the first choice, to read what was tuned in another process."""
 
     def __len__(self) -> int:
         return len(self._plans)
 
     def plan(self, key: tuple[Any, ...]) -> Any:
-        """Return what runs the problem with the fields ``key``: a dictionary hit after the first time.
+        """Return the plan of the problem with the fields ``key``; after the first call it is a dictionary lookup.
 
         Raises:
-            UnsupportedProblemError: no kernel is able; the message holds every kernel's reason.
+            UnsupportedProblemError: no kernel is able; the message has the reason of every kernel.
         """
         launch = self._plans.get(key)
         return launch if launch is not None else self._prepare(key)
@@ -52,32 +52,32 @@ class Table(Generic[P]):
         return self._plans.setdefault(key, launch)
 
     def forget(self) -> None:
-        """Let every plan be made anew, as what it asked of another table has changed."""
+        """Drop all plans, because another table that they depend on has changed."""
         self._plans.clear()
 
     def kernel(self, name: str) -> Kernel:
-        """Return the row of a name."""
+        """Return the row called ``name``."""
         return next(kernel for kernel in self.kernels if kernel.name == name)
 
     def planned(self, problem: P, choice: Choice) -> Any:
-        """Return ``problem`` made ready by one of its `candidates`; nothing is kept."""
+        """Return the plan of ``problem`` by one of its `candidates`; it is not kept."""
         plan = self.kernel(choice.kernel).plan
         return plan(problem, choice.algorithm) if choice.algorithm else plan(problem)
 
     def choice(self, problem: P) -> Choice | None:
-        """Return what runs ``problem``: what was tuned for it, else the first of the `ranking`; None without any."""
+        """Return the choice for ``problem``: the tuned one, otherwise the first of the `ranking`; None without any."""
         tuned = self.tuned(problem)
         return tuned or next((Choice(kernel.name) for kernel in self.ranking(problem)), None)
 
     def tuned(self, problem: P) -> Choice | None:
-        """Return what was tuned for ``problem``, in this process or in another one, or None."""
+        """Return the choice that was tuned for ``problem``, in this process or another one, or None."""
         if self.before is not None:
             with self._lock.held:
                 if self.before is not None:
                     self.before()
                     self.before = None
         if problem in self._expected:
-            with self._lock.held:  # or another thread would find neither what is expected nor what came of it
+            with self._lock.held:  # other threads must find the problem in one of the two dictionaries
                 self._meet(problem)
         return self._tuned.get(problem)
 
@@ -94,7 +94,7 @@ class Table(Generic[P]):
             warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def candidates(self, problem: P) -> tuple[Choice, ...]:
-        """Return every algorithm of every able kernel, preferred or not; the first is the choice without tuning."""
+        """Return all algorithms of all able kernels, preferred or not; the first is the choice without tuning."""
         return tuple(
             Choice(kernel.name, number)
             for kernel in self.ranking(problem)
@@ -102,17 +102,17 @@ class Table(Generic[P]):
         )
 
     def ranking(self, problem: P) -> Iterator[Kernel]:
-        """Give the able kernels, the one that runs ``problem`` without tuning first, those that are not preferred last.
+        """Yield the able kernels: first the one that runs ``problem`` without tuning, last those not preferred.
 
-        Preferred ones come in the order of the table. But where the next one has an estimate, all that have one come in
-        the order of their estimates: what is measured counts more than the order.
+        Preferred kernels come in the order of the table. But once the next one has an estimate, all kernels with
+        estimates come next, in the order of their estimates: measurements count more than the order of the table.
         """
         estimated: list[tuple[float, Kernel]] = []
         unasked: list[Kernel] = []
         others: list[Kernel] = []
         for kernel in self.kernels:
             if estimated and (kernel.us is no_estimate or not kernel.compared(problem)):
-                unasked.append(kernel)  # what it needs is not looked at before anybody wants to know: it can take long
+                unasked.append(kernel)  # its requirements can take long to check, so only after the estimated ones
                 continue
             if kernel.refusal(problem) is not None:
                 continue
@@ -136,7 +136,7 @@ class Table(Generic[P]):
         yield from others
 
     def numbered(self, problem: P, kernel: str, algorithm: str) -> Choice | None:
-        """Return the candidate of these names, or None if there is no such one here and now."""
+        """Return the candidate with these names of kernel and algorithm; None if it is not available here."""
         for able in self.ranking(problem):
             if able.name == kernel:
                 names = list(able.algorithms(problem))
@@ -144,16 +144,16 @@ class Table(Generic[P]):
         return None
 
     def expect(self, problem: P, kernel: str, algorithm: str) -> None:
-        """Let ``problem`` be run by the candidate of these names: it is looked for when the problem is first met."""
+        """Choose the candidate with these names for ``problem``; it is looked up when the problem is first planned."""
         self._expected[problem] = kernel, algorithm
         self._tuned.pop(problem, None)
         self._plans.pop(problem, None)
 
     def prefer(self, problem: P, choice: Choice) -> None:
-        """Let ``problem`` be run by one of its candidates from now on, whatever the order of the kernels says.
+        """Choose one of its candidates for ``problem`` from now on, whatever the ranking.
 
         Raises:
-            UnsupportedProblemError: ``choice`` is none of the candidates.
+            UnsupportedProblemError: ``choice`` is not a candidate.
         """
         if choice not in self.candidates(problem):
             raise UnsupportedProblemError(
@@ -164,7 +164,7 @@ class Table(Generic[P]):
         self._plans.pop(problem, None)
 
     def explain(self, problem: P) -> Explanation:
-        """Return what the table says of ``problem``; nothing is compiled and nothing runs."""
+        """Return the verdicts of all kernels on ``problem``; nothing is compiled and nothing runs."""
         tuned, first = self.tuned(problem), next(self.ranking(problem), None)
         chosen = tuned or (Choice(first.name) if first is not None else None)
         verdicts = (verdict(kernel, problem, chosen, tuned is not None, first) for kernel in self.kernels)

@@ -1,4 +1,4 @@
-"""Verdicts and explanations: what a table says of each of its kernels for a problem, as text."""
+"""Verdicts and explanations: the status of each kernel of a table for a problem, as text."""
 
 from textwrap import fill
 from typing import Any, Literal, NamedTuple
@@ -6,13 +6,13 @@ from typing import Any, Literal, NamedTuple
 from fp8core.table.rows import Choice, Kernel, Unknown
 
 COLUMNS = 100
-"""How wide the text of an explanation's problem is."""
+"""The width, in columns, of the text of a problem in an explanation."""
 
 Status = Literal["chosen", "able", "not preferred", "unable", "unknown"]
 
 
 class Verdict(NamedTuple):
-    """What a table says of one kernel for one problem.
+    """The status of one kernel of a table for one problem, and the reason.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -26,7 +26,7 @@ class Verdict(NamedTuple):
     """"chosen", "able", "not preferred" (able, and measured or estimated to be slower than another), "unable" or
     "unknown"."""
     reason: str
-    """Why; empty where there is nothing to say."""
+    """The reason for the status; empty if there is none to give."""
 
     def __str__(self) -> str:
         status = "able but not preferred" if self.status == "not preferred" else self.status
@@ -34,7 +34,7 @@ class Verdict(NamedTuple):
 
 
 class Explanation(NamedTuple):
-    """A problem, and every kernel of its table in the order of preference.
+    """A problem, and the verdict on every kernel of its table, in the order of preference.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -50,16 +50,16 @@ class Explanation(NamedTuple):
     problem: Any
     verdicts: tuple[Verdict, ...]
     before: tuple["Explanation", ...] = ()
-    """The explanations of what the call runs first, as a linear layer quantizes its input."""
+    """The explanations of the call's earlier steps, such as a linear layer's quantization of its input."""
 
     @property
     def chosen(self) -> str | None:
-        """The name of the kernel that runs the problem, or None when none can."""
+        """The name of the kernel that runs the problem; None if no kernel can."""
         return next((v.kernel for v in self.verdicts if v.status == "chosen"), None)
 
     @property
     def short(self) -> str:
-        """What runs in each step, in a line: the problem and the kernel, or "none"."""
+        """All steps in one line: for each the problem and its kernel, or "none"."""
         steps = (*self.before, self)
         return ", ".join(f"{type(step.problem).__name__}: {step.chosen or 'none'}" for step in steps)
 
@@ -70,21 +70,21 @@ class Explanation(NamedTuple):
 
 
 def _with_fields(problem: Any) -> str:
-    """Return a problem with its fields, in lines that a terminal shows whole."""
+    """Return a problem with its fields as text, wrapped to `COLUMNS`."""
     fields = ", ".join(f"{name}={_field(value)}" for name, value in problem._asdict().items())
     text = f"{type(problem).__name__}({fields})"
     return fill(text, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def _field(value: Any) -> str:
-    """Return a field as text; of a problem in a problem its name, as its own explanation comes before."""
+    """Return a field as text; a nested problem is only named, as its own explanation precedes this one."""
     if hasattr(value, "target"):
         return f"{type(value).__name__}(…)"
     return str(value) or "none"
 
 
 def verdict(kernel: Kernel, problem: Any, chosen: Choice | None, tuned: bool, first: Kernel | None) -> Verdict:
-    """Return what is said of ``kernel``, where ``chosen`` runs ``problem`` and ``first`` would without tuning."""
+    """Return the verdict on ``kernel``, given that ``chosen`` runs ``problem``, and ``first`` would without tuning."""
     refusal = kernel.refusal(problem)
     if refusal is not None:
         return Verdict(kernel.name, "unknown" if isinstance(refusal, Unknown) else "unable", refusal)

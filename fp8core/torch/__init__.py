@@ -1,9 +1,10 @@
 """fp8core inside PyTorch: operators for torch.compile and torch.export, and FP8 layers for ``torch.nn``.
 
-Once it is imported, the functions of `fp8core` can be traced: torch.compile and torch.export find operators
-(``torch.ops.fp8core``) in their place, without graph breaks. Calls outside of graphs go on as before.
+Importing this module makes the functions of `fp8core` traceable: torch.compile and torch.export record operators
+(``torch.ops.fp8core``) in place of the calls, without graph breaks. Eager calls do not change.
 
-Tensors of the CPU run on the host engine, with the bits of no particular GPU: fit for tests and for trying things out.
+CPU tensors run on the host engine. Its results are correct but not bit-identical to those of any particular GPU, so use
+it for tests and experiments.
 
 Examples:
     >>> import torch, fp8core.torch

@@ -1,4 +1,4 @@
-"""How rows lie in memory: those of FP8 weights, which begin where products of any k are fast, and those of inputs."""
+"""The row layout of FP8 weights, which keeps products of any k fast, and of inputs."""
 
 from typing import Any, Final
 
@@ -10,11 +10,11 @@ from fp8core.errors import LayoutError
 from fp8core.ops.linear_scratch import ROW_ALIGNMENT
 
 PACKED_ON: Final = ("cpu", "meta")
-"""Devices on which rows of codes follow each other without gaps."""
+"""Devices on which a weight's rows are stored without padding."""
 
 
 def empty_codes(n: int, k: int, dtype: torch.dtype, device: Any = None) -> Tensor:
-    """Return uncleared FP8 ``[n, k]``; on a GPU, rows begin at multiples of 16 bytes, with gaps of less than 16."""
+    """Return an uninitialized FP8 tensor ``[n, k]``; on a GPU, each row is padded to a multiple of 16 bytes."""
     place = torch.get_default_device() if device is None else torch.device(device)
     gap = 0 if place.type in PACKED_ON else -k % ROW_ALIGNMENT
     made = torch.empty((n, k + gap), dtype=dtype, device=place)
@@ -22,9 +22,9 @@ def empty_codes(n: int, k: int, dtype: torch.dtype, device: Any = None) -> Tenso
 
 
 def align_rows_(weight: Tensor) -> None:
-    """Move the codes of a parameter on a GPU so that rows begin at multiples of 16 bytes; it stays the same parameter.
+    """Copy the codes of a GPU parameter to memory whose rows begin at multiples of 16 bytes; the parameter stays.
 
-    Codes whose rows do are left alone, and so are parameters of other kinds, such as sharded ones.
+    Rows that are aligned already are left alone, and so are parameter subclasses, such as sharded parameters.
     """
     plain = type(weight) is nn.Parameter and type(weight.data) is Tensor
     if not plain or weight.device.type in PACKED_ON or not weight.numel() or weight.stride(0) % ROW_ALIGNMENT == 0:
@@ -36,10 +36,10 @@ def align_rows_(weight: Tensor) -> None:
 
 
 def refuse_gaps_in_exports(weight: Tensor) -> None:
-    """Refuse a weight with gaps between its rows where torch.export traces.
+    """Refuse a weight with padded rows while torch.export traces.
 
     Raises:
-        LayoutError: torch.export traces, and there are gaps.
+        LayoutError: torch.export traces, and the rows are padded.
     """
     if _exporting() and not weight.is_contiguous():
         stride, k = weight.stride(0), weight.shape[1]
@@ -50,14 +50,15 @@ def refuse_gaps_in_exports(weight: Tensor) -> None:
 
 
 def _exporting() -> bool:
-    """Return whether torch.export traces. In graphs of torch 2.11, ``is_exporting`` itself is always true."""
+    """Return whether torch.export traces, as a constant: in graphs, ``is_exporting`` is always true (torch 2.11)."""
     return is_exporting()
 
 
-_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
+# What torch.compiler.assume_constant_result sets:
+_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Return whether rows are contiguous and equally far apart, whatever the leading axes."""
+    """Return whether each row is contiguous and all rows, over all leading axes, have one stride."""
     apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)
     return strides[-1] == 1 and all(outer == inner * extent for outer, inner, extent in apart)

@@ -1,4 +1,4 @@
-"""Static scales of inputs, found by running a model that is not yet quantized."""
+"""Static input scales, measured by running a model before it is quantized."""
 
 import math
 import sys
@@ -9,6 +9,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from fp8core.core.specs import one_of
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar
 from fp8core.ops.linear import input_format
@@ -16,17 +17,17 @@ from fp8core.problem import FORMATS
 from fp8core.torch.layers import sorted_layers
 
 _BINS: Final = 0x8001
-"""One for each magnitude of bfloat16, and what is rounded up from its last NaN."""
+"""One bin for each magnitude of bfloat16, and one for float32 NaNs that round up past the last of them."""
 
 
 class _Magnitudes(Protocol):
-    """What is kept of the inputs of one layer; it stays on their device until it is asked for."""
+    """Statistics of the inputs of one layer, kept on the inputs' device until `bound` reads them."""
 
     def add(self, x: Tensor) -> None:
-        """Take an input into account."""
+        """Add one input to the statistics."""
 
     def bound(self) -> float:
-        """Return the magnitude that becomes the largest value of the format; not finite where an input was not."""
+        """Return the magnitude to map to the largest value of the format; not finite if some input was not finite."""
 
 
 class _Largest:
@@ -42,7 +43,7 @@ class _Largest:
 
 
 class _Percentile:
-    """Counts of magnitudes, each rounded up to bfloat16: exact for inputs of bfloat16."""
+    """A histogram of magnitudes, each rounded up to bfloat16; bfloat16 inputs are counted exactly."""
 
     def __init__(self, percent: float) -> None:
         self._percent = percent
@@ -61,7 +62,7 @@ class _Percentile:
         total = seen.cumsum(0)
         wanted = math.ceil(int(total[-1]) * self._percent / 100)
         found = int(torch.searchsorted(total, max(wanted, 1)))
-        place = last if last >= 0x7F80 else found  # an infinity or a NaN counts wherever it is
+        place = last if last >= 0x7F80 else found  # an infinity or NaN counts even above the percentile
         return float(torch.tensor(place << 16, dtype=torch.int64).to(torch.int32).view(torch.float32))
 
 
@@ -75,30 +76,32 @@ def calibrate(
     percentile: float = 99.99,
     weight_dtype: Any = "float8_e4m3fn",
 ) -> dict[str, float]:
-    """Return static scales of the inputs of linear layers, from runs of the model that is not yet quantized.
+    """Measure static input scales of linear layers by running the model, before it is quantized, on sample batches.
 
-    A scale is ``amax / MAX``: the largest magnitude that a layer's input had in any batch, over the largest value of
-    the format that inputs are quantized to. With ``method="percentile"`` it is the smallest magnitude that so many
-    percent of all elements of all batches do not exceed; larger ones are clamped then. What is kept of inputs stays on
-    the model's device until all batches have run.
+    A scale is ``amax / MAX``: the largest magnitude of a layer's input over all batches, divided by the largest value
+    of the FP8 format that inputs are quantized to. With ``method="percentile"``, the smallest magnitude that at least
+    ``percentile`` percent of the elements of all batches do not exceed takes the place of amax; quantization clamps
+    larger elements. The statistics stay on the model's device until all batches have run.
 
     Args:
-        model: runs without gradients, in the mode (training or not) that it is in; compiled parts run eagerly.
-        batches: what the model is called with: a tuple is its arguments, a mapping its keyword arguments, all else its
-            one argument.
+        model: the model. It runs without gradients, in its current mode (training or evaluation); modules compiled by
+            torch.compile run eagerly.
+        batches: the arguments of each call of the model: a tuple holds positional arguments, a mapping keyword
+            arguments, and any other object is the only argument.
         include: as for `quantize_model_`.
         exclude: as for `quantize_model_`.
-        method: "max", or "percentile".
-        percentile: above 0 and at most 100. Magnitudes are counted rounded up to bfloat16: exactly where inputs are
-            bfloat16, else up to 2^-7 too large.
-        weight_dtype: the FP8 format of the weights, which decides that of inputs.
+        method: "max" or "percentile".
+        percentile: a number above 0 and at most 100. Magnitudes are rounded up to bfloat16 before they are counted:
+            the result is exact for bfloat16 inputs and up to a factor of 1 + 2^-7 too large for others.
+        weight_dtype: the FP8 format of the weights, which determines the format of inputs.
 
     Returns:
-        By layer, for ``quantize_model_(input_scales=...)``. Layers that were not called, or saw zeros only, are left
-        out.
+        Scales by layer name, as ``quantize_model_(input_scales=...)`` takes them. Layers that were not called, or
+        received only zeros, are left out.
 
     Raises:
-        ScaleError: a layer's input was not finite, or there is no such method or percentile.
+        ScaleError: a layer's input was not finite, or method or percentile is not valid.
+        CheckpointError: a regular expression is not valid, or a pattern matches no layer.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -106,7 +109,7 @@ def calibrate(
         >>> fp8core.torch.calibrate(model, [torch.tensor([[1.0, -448.0, 0.0, 2.0]])])
         {'0': 1.0}
     """
-    if method not in ("max", "percentile"):
+    if not one_of(method, ("max", "percentile")):
         raise ScaleError(f"method needs one of max, percentile, got {method!r}")
     percent = scalar(percentile)
     if percent is None or not 0 < percent <= 100:
@@ -141,7 +144,7 @@ def calibrate(
 
 
 def _eagerly() -> AbstractContextManager[Any]:
-    """Return the context in which what torch.compile has made runs as it was written: graphs have no later hooks."""
+    """Return a context in which compiled modules run eagerly: compiled graphs do not call hooks added later."""
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 

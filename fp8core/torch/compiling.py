@@ -1,4 +1,4 @@
-"""`compile_options`: what inductor does not do by itself for models of FP8 layers."""
+"""`compile_options`: inductor options and a graph pass for models of FP8 layers."""
 
 from functools import cache
 from typing import Any, Final
@@ -9,22 +9,24 @@ from fp8core.torch import joining
 from fp8core.torch.joining import ARRAYS, LINEAR, LINEAR_JOINED, join_, runs
 
 PDL: Final = "triton.enable_pdl"
-"""Inductor's option for programmatic dependent launch of its own kernels."""
+"""The inductor option that launches inductor's own kernels with programmatic dependent launch."""
 
 
 def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
-    """Return options for torch.compile with which models of few rows run faster: ``torch.compile(m, options=...)``.
+    """Return options for ``torch.compile(model, options=...)`` that speed up models called with few rows.
 
-    - Kernels of inductor are launched programmatically (sm_90 and later), so that layers read their weights while what
-      precedes them still runs. The compiled code must then not write to FP8 weights (concepts/pdl-and-weights.md).
-    - Layers that take the same input, such as q, k and v of an attention, become one product where their weights follow
-      each other in memory, and follow each other where they do not.
+    - Inductor launches its kernels with programmatic dependent launch (sm_90 and later), so that an FP8 layer reads its
+      weight while the kernel before it still runs. Compiled code must not write to FP8 weights then
+      (concepts/pdl-and-weights.md).
+    - Layers that take the same input, such as q, k and v of an attention, become one product if their weights are
+      adjacent in memory; otherwise they are only called one after the other.
 
     Add ``{"triton.cudagraphs": True}`` for what ``mode="reduce-overhead"`` does.
 
     Args:
-        model: where it is given, the weights of its layers that may have one input are moved next to each other, in
-            place, without changing them. It needs to be where it will run: moved afterwards, they lie apart again.
+        model: the model to compile, or None. The weights of its layers that may share an input are moved next to each
+            other in memory, in place; values do not change. Move the model to its device first: moving it later
+            separates the weights again.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -43,12 +45,13 @@ def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
 
 
 def together(graph: torch.fx.Graph) -> list[list[Any]]:
-    """Put layers that take the same input one behind the other, so that the later read their weights early.
+    """Move layers that take the same input next to each other, so that all but the first prefetch their weights.
 
-    Between q, k and v of an attention there would be norms and rotations. Nothing is moved past a node that writes.
+    Otherwise norms and rotary embeddings, for example, stand between q, k and v of an attention. No layer is moved past
+    a node that writes to memory.
 
     Returns:
-        The layers of one input, where there are several.
+        Groups of two or more layers with the same input.
     """
     places = {node: at for at, node in enumerate(graph.nodes)}
     met: dict[Any, list[Any]] = {}
@@ -68,9 +71,9 @@ def together(graph: torch.fx.Graph) -> list[list[Any]]:
 
 
 def joined(graph: torch.fx.Graph) -> None:
-    """Make one product of layers that take the same input, alike in all but their weights.
+    """Replace layers that take the same input, and differ in their weights only, by one product.
 
-    They go by the order in which the model uses the weights, which is mostly that in which it holds its layers.
+    Layers are joined in the order of the graph's weight placeholders, which is usually the order of the model's layers.
     """
     inputs = {node: at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
     for group in together(graph):
@@ -87,7 +90,7 @@ def joined(graph: torch.fx.Graph) -> None:
 
 
 def _join(graph: torch.fx.Graph, nodes: list[Any], first: Any) -> None:
-    """Replace products by parts of one, as contiguous as theirs were, in front of the first of the layers."""
+    """Replace layers by contiguous slices of one joined product, inserted before ``first``, the first of the layers."""
     x, _, _, *options = nodes[0].args
     weights, scales = ([node.args[at] for node in nodes] for at in (1, 2))
     with graph.inserting_before(first):
@@ -105,18 +108,18 @@ def _join(graph: torch.fx.Graph, nodes: list[Any], first: Any) -> None:
 
 
 def _writes(node: Any) -> bool:
-    """Return whether a node may write to memory of others."""
+    """Return whether a node may write to one of its arguments."""
     schema = getattr(node.target, "_schema", None)
     return node.op == "call_function" and schema is not None and bool(schema.is_mutable)
 
 
 @cache
 def _together_pass(join: bool) -> Any:
-    """Return `joined` or `together` as inductor takes them: its cache of graphs needs to know them."""
+    """Return `joined` or `together` as a pass of inductor, with the uuid that inductor's cache of graphs needs."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
     class Together(CustomGraphPass):
-        """Makes one product of layers that take the same input, or puts them one behind the other."""
+        """Joins layers that take the same input into one product, or moves them behind each other."""
 
         def __call__(self, graph: torch.fx.Graph) -> None:
             (joined if join else together)(graph)

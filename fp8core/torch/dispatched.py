@@ -1,4 +1,4 @@
-"""Models that accelerate has dispatched: hooks that it wraps modules in, and weights that it keeps elsewhere."""
+"""Models that accelerate has dispatched: its hooks around modules, and the weights that it has offloaded."""
 
 from functools import partial
 from typing import Any, Final
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from fp8core.errors import DeviceError
 
 HOOK: Final = "_hf_hook"
-"""Where accelerate keeps the hook by which it wraps a module's forward."""
+"""The attribute in which accelerate keeps the hook around a module's forward."""
 WRAPPED: Final = "_old_forward"
-"""Where it keeps that forward."""
+"""The attribute in which accelerate keeps the forward that the hook wraps."""
 HOOKS: Final = "accelerate.hooks"
-"""What makes the new one."""
+"""The module that defines the wrapping forward."""
 
 
 class Offloaded:
-    """The modules of a model whose weights accelerate may bring for each call: by their own hooks, or by a parent's."""
+    """The modules of a model whose weights accelerate may load at each call, by their own hook or by a parent's."""
 
     def __init__(self, model: nn.Module) -> None:
         self._reached: set[int] = set()
@@ -28,21 +28,21 @@ class Offloaded:
                 self._reached.update(map(id, module.modules()))
 
     def __contains__(self, module: nn.Module) -> bool:
-        """Return whether accelerate keeps a module's own weights elsewhere now."""
+        """Return whether a module's own weights are offloaded now."""
         return id(module) in self._reached and any(x.is_meta for x in module.parameters(recurse=False))
 
     def refuse(self, name: str, module: nn.Module) -> None:
-        """Refuse a module whose weights are elsewhere.
+        """Refuse a module whose weights are offloaded.
 
         Raises:
-            DeviceError: they are.
+            DeviceError: the weights are offloaded.
         """
         if module in self:
             raise DeviceError(f"model needs its weights in memory, got {name} offloaded by accelerate")
 
 
 def has_own_forward(module: nn.Module) -> bool:
-    """Return whether a module's forward is not that of its class, hooks of accelerate aside."""
+    """Return whether a module's forward, without the hooks of accelerate, is not the forward of its class."""
     forward = vars(module).get("forward")
     if hasattr(module, HOOK) and isinstance(forward, partial) and forward.func.__module__ == HOOKS:
         forward = vars(module).get(WRAPPED)
@@ -50,16 +50,16 @@ def has_own_forward(module: nn.Module) -> bool:
 
 
 def take_hook(made: nn.Module, module: nn.Module) -> None:
-    """Wrap a module in the hook of the one that it replaces, so that its inputs go on being brought to its device."""
+    """Wrap ``made`` in accelerate's hook of the module that it replaces, which moves inputs to the module's device."""
     hook = getattr(module, HOOK, None)
     if hook is not None:
-        from accelerate.hooks import add_hook_to_module  # it is there, as the hook is its
+        from accelerate.hooks import add_hook_to_module  # accelerate is installed: the hook is one of its objects
 
         add_hook_to_module(made, hook)
 
 
 def offloaded_value(model: nn.Module, name: str) -> Tensor | None:
-    """Return what accelerate keeps elsewhere of a parameter, by the hook of its module or of a parent; None if none."""
+    """Return the offloaded value of a parameter, from the hook of its module or of a parent, or None."""
     place = name
     while place:
         place = place.rpartition(".")[0]

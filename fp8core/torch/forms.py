@@ -1,9 +1,9 @@
-"""The operations as torch's dispatcher knows them: schemas, and how a call's operands and options become arguments.
+"""Schemas of the torch operators, and how a call's operands and options become an operator's arguments.
 
-An operator of torch has one number of results, says which arguments it writes to, and never returns one of them. So an
-operation has one overload for each set of results that the caller may give: ``quantize``, ``quantize.out``, …. An
-argument that is written to is never optional: inductor fails where it is left out of a call that has one result
-(torch 2.13), and copies nothing needlessly where an operator writes to none.
+A torch operator has a fixed number of results, declares which arguments it writes to, and must not return one of them.
+So an operation has one overload for each set of results that the caller may give: ``quantize``, ``quantize.out``, ….
+An argument that is written to is never optional, for two reasons: inductor fails if such an argument is left out of a
+call that has one result (torch 2.13), and inductor makes no needless copies for an operator that writes to no argument.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,11 +25,11 @@ class Option(NamedTuple):
     """One option of an operation, as an argument of an operator."""
 
     schema: str
-    """Its type and its name; and a default, spelled as in Python, where earlier releases exported graphs without it."""
+    """Type and name, and a default as in Python if graphs that earlier releases exported lack the argument."""
     pack: Callable[[Any], Any]
-    """Makes the argument of the option, while a caller is traced."""
+    """Converts the option to the argument, while a caller is traced."""
     unpack: Callable[[Any], Any]
-    """Makes of the argument an option that can be hashed."""
+    """Converts the argument to a hashable option."""
 
 
 def _same(x: Any) -> Any:
@@ -48,7 +48,7 @@ def _name(x: Any) -> Any:
     return None if x is None else dtype_name(x)
 
 
-_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result has it
+_name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what torch.compiler.assume_constant_result sets
 
 
 def _dtype(name: str = "str dtype") -> Option:
@@ -67,17 +67,17 @@ class Form(NamedTuple):
     """One overload of an operation."""
 
     overload: str
-    """Empty for the one that makes all results."""
+    """The overload's name; empty for the overload that allocates all results."""
     passed: tuple[int, ...]
-    """The places of the operands that are arguments, in their order."""
+    """The positions of the operands that are arguments, in order."""
     out: tuple[int, ...]
-    """Those that are written to, and have to be given."""
+    """The positions of the operands that the overload writes to; these arguments are required."""
     new: tuple[int, ...]
-    """The places of the results that it makes."""
+    """The positions of the results that the overload allocates."""
     given: bool = False
-    """Whether the scale is one to be read."""
+    """Whether the scale is an input rather than a result."""
     copied: tuple[tuple[int, int], ...] = ()
-    """Pairs of a result and the argument whose memory it is."""
+    """Pairs (result, argument) of positions: the result is written in place, into the memory of the argument."""
 
 
 class Entry(NamedTuple):
@@ -88,12 +88,12 @@ class Entry(NamedTuple):
     arguments: tuple[str, ...]
     """The names of the operands."""
     options: tuple[Option | None, ...]
-    """None in the place of the option that says whether the scale is given: an overload knows it."""
+    """None stands for the option that says whether the scale is given: each overload fixes it (`Form.given`)."""
     forms: tuple[Form, ...]
     scale: int | None = None
-    """The place of the scale of a quantization."""
+    """The position of the scale among the operands, for quantizations."""
     bare: bool = False
-    """Whether the one option is the operation's options, not a tuple of one."""
+    """Whether the operation takes its only option as it is, not in a tuple."""
     counts: bool = False
     """Whether the call's note is the extent of its first operand."""
 
@@ -119,9 +119,9 @@ class Entry(NamedTuple):
         return arguments
 
     def unpacker(self, form: Form) -> Callable[..., tuple[tuple[Any, ...], Any]]:
-        """Return the function that makes operands and options of the overload's arguments.
+        """Return a function that converts the overload's arguments to the operation's operands and options.
 
-        It is compiled, as every call of an operator goes through it: loops would take several microseconds.
+        The function is generated, as every call of the operator runs it: loops would take several microseconds.
         """
         names = {at: f"x{at}" for at in form.passed}
         parameters = [*names.values()]
@@ -132,7 +132,7 @@ class Entry(NamedTuple):
             if option is None:
                 made.append(repr(form.given))
             else:
-                _, given, default = option.schema.partition("=")  # torch leaves out what equals its default
+                _, given, default = option.schema.partition("=")  # torch omits arguments that equal their default
                 parameters.append(f"option{at}{given}{default}")
                 space[f"unpack{at}"] = option.unpack
                 made.append(f"option{at}" if option.unpack is _same else f"unpack{at}(option{at})")
@@ -144,7 +144,7 @@ class Entry(NamedTuple):
 
 
 def _scaled(before: tuple[int, ...], out: int) -> Iterator[Form]:
-    """Yield the overloads of a quantization: its codes and its scale follow each other among its operands."""
+    """Yield the overloads of a quantization, whose operands end in codes (position ``out``), scale and upper bound."""
     scale, upper = out + 1, out + 2
     for outs, codes in (((), (out,)), ((out,), ())):
         kept = *outs, scale
@@ -154,12 +154,12 @@ def _scaled(before: tuple[int, ...], out: int) -> Iterator[Form]:
 
 
 def _with_out(passed: tuple[int, ...], out: int) -> tuple[Form, ...]:
-    """Return the overloads of an operation with one result that the caller may give."""
+    """Return the overloads of an operation whose only result, at position ``out``, may be given by the caller."""
     return Form("", passed, (), (out,)), Form("out", tuple(sorted((*passed, out))), (out,), ())
 
 
 def _and_with(at: int, name: str, forms: Iterable[Form]) -> Iterator[Form]:
-    """Yield overloads as they are, and with one more operand, which is written to."""
+    """Yield each overload, and its variant with one more operand, at position ``at``, that it writes to."""
     for form in forms:
         yield form
         yield form._replace(
@@ -275,4 +275,4 @@ ENTRIES: Final = (
         ),
     ),
 )
-"""Every public function that gives arrays, but `per_tensor_dequantize`, which calls `dequantize`."""
+"""One entry for each public function that returns arrays, except `per_tensor_dequantize`, which calls `dequantize`."""

@@ -1,4 +1,4 @@
-"""`FrozenLinear`: the parameters of an FP8 layer, and how they are moved, cast, saved, loaded and copied."""
+"""`FrozenLinear`: the parameters of an FP8 layer, and how to move, cast, save, load and copy them."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -18,17 +18,17 @@ from fp8core.torch.joints import JOINTS, alone
 
 SCALES: Final = "weight_scale", "input_scale"
 KEPT: Final = {"weight": tuple(FORMATS), **dict.fromkeys(SCALES, ("float32",))}
-"""What no cast of a module changes, and the dtypes that it has."""
+"""The parameters that no cast of a module changes, and the dtypes that each may have."""
 Layer = TypeVar("Layer", bound="FrozenLinear")
 Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
-"""Parameters, and the call of the layer that was made of them; others make a new one."""
+"""Weight, weight_scale, bias, input_scale, and the callable made from them; it is valid for these objects only."""
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer whose weight is FP8 with scales in float32; it says nothing of how it is called."""
+    """The parameters of a linear layer with an FP8 weight and float32 scales, without a forward of its own."""
 
     compute_dtype: torch.dtype
-    """The dtype that inputs are meant to have, which is cast with the model; PEFT gives it to adapters."""
+    """The dtype of the inputs that the layer expects. Casts of the model change it; PEFT gives it to adapters."""
 
     weight_scale: nn.Parameter
     input_scale: nn.Parameter | None
@@ -41,7 +41,7 @@ class FrozenLinear(nn.Linear):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move and cast the parameters, codes and scales as integers, which no cast of a module touches."""
+        """Move and cast the parameters; codes and scales are passed as integers, which module casts leave alone."""
         self._prepared = None
         device = self.weight.device
         kept: list[Tensor] = []
@@ -59,7 +59,7 @@ class FrozenLinear(nn.Linear):
                 return fn(x)
             numbers = x.detach().view(torch.uint8 if x.itemsize == 1 else torch.int32)
             there = fn(numbers)
-            if there.dtype != numbers.dtype:  # as `Module.type` casts integers, too
+            if there.dtype != numbers.dtype:  # `Module.type` casts integers, too
                 there = numbers.to(there.device)
             return there.view(x.dtype)
 
@@ -69,7 +69,7 @@ class FrozenLinear(nn.Linear):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Give tensors that share no storage, and rows without gaps, as files and other programs have them."""
+        """Save contiguous tensors that share no storage, as file formats and other programs expect."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for key in [f"{prefix}{name}" for name in KEPT]:
             if not keep_vars and key in destination:
@@ -78,7 +78,10 @@ class FrozenLinear(nn.Linear):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]
     ) -> None:
-        """Refuse a weight that is not FP8, whose cast would lose its scale; scales of bf16 or of shape () are taken."""
+        """Load a state, accepting scales of bf16 or of shape (), but refuse a weight of another dtype than this one.
+
+        Casting a high-precision weight to FP8 would lose its scale.
+        """
         self._prepared = None
         weight = state_dict.get(prefix + "weight")
         if weight is not None and weight.dtype != self.weight.dtype:
@@ -93,13 +96,13 @@ class FrozenLinear(nn.Linear):
         align_rows_(self.weight)
 
     def __copy__(self) -> Self:
-        """Share the parameters, as modules do."""
+        """Return a layer that shares the parameters, as a shallow copy of any module does."""
         made = type(self).__new__(type(self))
         made.__dict__.update({**self.__dict__, "_parameters": dict(self._parameters), "_prepared": None})
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Copy the parameters by themselves, so that those which others hold, too, stay one in a copied model."""
+        """Copy each parameter through ``memo``, so that parameters shared by several layers stay shared in the copy."""
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__dict__.update(deepcopy({**self.__dict__, "_prepared": None}, memo))
@@ -107,7 +110,7 @@ class FrozenLinear(nn.Linear):
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a pickle holds: codes as bytes, as pickle does not know FP8 tensors; no calls prepared."""
+        """Return the state to pickle: codes as bytes, as FP8 tensors cannot be pickled, and no prepared call."""
         return {
             **self.__dict__,
             "_parameters": {**self._parameters, "weight": _bytes_of(self.weight)},
@@ -118,23 +121,23 @@ class FrozenLinear(nn.Linear):
     def __setstate__(self, state: dict[str, Any]) -> None:
         codes = state.pop("_codes")
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.weight.data = self.weight.data.view(codes)  # the same parameter: another layer may hold it
-        if "compute_dtype" not in state:  # pickled before layers kept it: what they took it for then
+        self.weight.data = self.weight.data.view(codes)  # keep the parameter object: another layer may hold it
+        if "compute_dtype" not in state:  # a pickle older than this attribute: apply the rule of that release
             bias = self._parameters["bias"]
             self.compute_dtype = torch.bfloat16 if bias is None else bias.dtype
         align_rows_(self.weight)
 
 
 _BYTES: Final[Any] = WeakIdKeyDictionary()
-"""Weak references to the bytes of weights, as long as a pickle or somebody else holds them."""
+"""By weight: a weak reference to the byte parameter that pickles of the weight hold."""
 _LOCK: Final = ForkSafeLock()
-"""Of `_BYTES`: threads that pickle layers of one weight at the same time have to find the same bytes, too."""
+"""Guards `_BYTES`, so that threads that pickle layers of the same weight at the same time find the same bytes."""
 
 
 def _bytes_of(weight: Tensor) -> nn.Parameter:
-    """Return a weight's bytes as a parameter, the same for all layers that share it, so that it stays one in a pickle.
+    """Return a weight's bytes as a parameter: the same object for all layers that share the weight.
 
-    A parameter whose memory was replaced has others.
+    So the weight stays shared in a pickle. A weight whose memory has been replaced since gets a new parameter.
     """
     made = nn.Parameter(weight.detach().view(torch.uint8), requires_grad=False)
     with _LOCK.held:
@@ -150,7 +153,7 @@ def _place(x: Tensor) -> tuple[Any, ...]:
 
 
 def without_values(kind: type[Layer], linear: nn.Linear, **options: Any) -> Layer:
-    """Return a layer of the class in the place of another: of its extents, on the meta device, with no values yet."""
+    """Return a layer of class ``kind`` with the extents, dtypes and mode of ``linear``, on the meta device."""
     bias: Tensor | None = linear.bias
     own = linear.weight.dtype
     dtype = own if bias is None else bias.dtype

@@ -1,4 +1,4 @@
-"""The gradients of a layer: those that its dequantized weight would give."""
+"""The gradients of a layer, computed with its dequantized weight."""
 
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from fp8core.problem import GroupShape
 
 
 class Layer(Protocol):
-    """What the gradients need of a layer."""
+    """The part of a layer that the gradients use."""
 
     @property
     def weight_group_shape(self) -> GroupShape:
@@ -21,17 +21,17 @@ class Layer(Protocol):
 
 
 class StraightThrough(torch.autograd.Function):
-    """The product of a layer, with the gradient that the dequantized weight would give."""
+    """A layer's product, whose gradients are those of a product with the dequantized weight."""
 
     @staticmethod
     def forward(x: Tensor, bias: Tensor | None, layer: Layer) -> Tensor:
         """Return the layer's product."""
-        del bias  # it is the layer's, and here for its gradient
+        del bias  # the layer's own: it is an argument only so that autograd asks for its gradient
         return layer._product(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients need, as the layer may change; on its own, so that torch.func can differentiate."""
+        """Save what the gradients need, as the layer may change. torch.func requires it apart from `forward`."""
         del output
         _, bias, layer = inputs
         ctx.group, ctx.bias_dtype = layer.weight_group_shape, None if bias is None else bias.dtype
@@ -39,7 +39,7 @@ class StraightThrough(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        """Return the gradients of x and the bias."""
+        """Return the gradients for x and for the bias; the layer has none."""
         weight, scale = ctx.saved_tensors
         of_x = of_bias = None
         if ctx.needs_input_grad[0]:
@@ -50,11 +50,11 @@ class StraightThrough(torch.autograd.Function):
 
 
 class BothModes(StraightThrough):
-    """The same with derivatives in forward mode, too, which torch.compile does not take."""
+    """`StraightThrough` with forward-mode derivatives, too, which torch.compile does not support."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep what the gradients of both modes need."""
+        """Save what the derivatives of both modes need."""
         StraightThrough.setup_context(ctx, inputs, output)
         layer = inputs[2]
         ctx.save_for_forward(layer.weight, layer.weight_scale)
@@ -62,7 +62,7 @@ class BothModes(StraightThrough):
 
     @staticmethod
     def jvp(ctx: Any, of_x: Tensor | None, of_bias: Tensor | None, _: None) -> Tensor | None:
-        """Return the derivative in the direction of those of x and the bias, in forward mode."""
+        """Return the tangent of the result, given the tangents of x and the bias (None is zero)."""
         weight, scale = ctx.saved_tensors
         made = of_bias
         if of_x is not None:

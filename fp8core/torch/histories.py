@@ -1,4 +1,4 @@
-"""What is known of the weights of layers in graphs, so that kernels can read them early (`fp8core.core.prefetch`)."""
+"""The histories of weights of layers in graphs, which let kernels prefetch the weights (`fp8core.core.prefetch`)."""
 
 from typing import Final
 from weakref import ReferenceType, ref
@@ -9,13 +9,17 @@ from fp8core.core.prefetch import WeightHistory
 
 
 class Histories:
-    """A history for each tensor that has been the weight of a layer in a graph, as long as the tensor lasts."""
+    """One history for each tensor that has been the weight of a layer in a graph, for the lifetime of the tensor."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[ReferenceType[torch.Tensor], WeightHistory]] = {}
 
     def of(self, weight: torch.Tensor) -> WeightHistory:
-        """Return the history of a weight."""
+        """Return the history of a weight.
+
+        Threads that ask at once may get one each: every history is good by itself, as those of two layers of one weight
+        are, and the one that is not kept ends with its call.
+        """
         number = id(weight)
         known = self._known.get(number)
         if known is not None and known[0]() is weight:
@@ -25,10 +29,10 @@ class Histories:
         return made
 
     def _forget(self, number: int, gone: ReferenceType[torch.Tensor]) -> None:
-        """Let a history go, unless another tensor has the number by now."""
+        """Delete the history of a tensor that is gone, unless another tensor has its id by now."""
         known = self._known.get(number)
         if known is not None and known[0] is gone:
-            del self._known[number]
+            self._known.pop(number, None)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -1,10 +1,10 @@
-"""Layers of one input as one product: their weights follow each other in memory, so that one launch reads them all.
+"""Layers that share an input as one product: their weights are adjacent in memory, so that one launch reads them all.
 
-q, k and v of an attention, gate and up of an MLP: a product of few rows takes as long as its weight takes to be read,
-and a small weight does not fill the device.
+Examples are q, k and v of an attention, and gate and up of an MLP. The time of a product of few rows is the time to
+read its weight, and a small weight does not fill the device.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import torch
@@ -21,20 +21,21 @@ T = TypeVar("T")
 LINEAR: Final = OVERLOADS["linear", ""]
 _ENTRY: Final = next(entry for entry in ENTRIES if entry.name == "linear")
 ARRAYS: Final = len(_ENTRY.forms[0].passed)
-"""So many arguments of a linear layer's operator are tensors; the first three are x, weight and weight_scale."""
+"""The number of tensor arguments of the linear operator; the first three are x, weight and weight_scale."""
 MOST: Final = 4
-"""Layers of one product; a module may hold many that never share an input, and each run is there twice for a moment."""
+"""The most layers of one product: a module may hold many that never share an input, and joining copies a whole run."""
+PARAMETERS: Final = {"weight", "weight_scale", "input_scale", "bias"}
 _NONE: Final = (None,) * (ARRAYS - 3)
 
 
 def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """Move the weights of layers that may have one input next to each other, in place; values stay the same.
+    """Move the weights of layers that may share an input next to each other, in place; values stay the same.
 
-    These are the `Linear` layers that one module holds, of the same extent k, without biases and static scales, per
-    channel or by blocks; up to four of them. Their weights are there twice while they are moved.
+    Candidates are up to four `Linear` children of one module with the same k, without bias or static input scale, and
+    with scales per channel or by blocks. While they are moved, memory holds their weights twice.
 
     Returns:
-        The names of layers whose weights follow each other now, by group.
+        The names of the layers whose weights are adjacent now, by group.
     """
     names = {id(module): name for name, module in model.named_modules()}
     holders: dict[int, int] = {}
@@ -43,7 +44,7 @@ def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
             holders[id(parameter)] = holders.get(id(parameter), 0) + 1
     joined = []
     for parent in model.modules():
-        own = [layer for layer in parent.children() if isinstance(layer, Linear) and holders[id(layer.weight)] == 1]
+        own = [layer for layer in parent.children() if isinstance(layer, Linear) and _held_once(layer, holders)]
         for layers in _groups(own):
             apart = not follow([x.weight for x in layers]) or not follow([x.weight_scale for x in layers])
             if apart:
@@ -52,31 +53,37 @@ def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     return tuple(joined)
 
 
+def _held_once(layer: Linear, holders: Mapping[int, int]) -> bool:
+    """Return whether all parameters of a layer are its own, without a parametrization, and its weight no other's."""
+    own = layer._parameters
+    return own.keys() >= PARAMETERS and holders[id(own["weight"])] == 1
+
+
 def _groups(layers: Sequence[Linear]) -> Iterator[list[Linear]]:
-    """Yield runs of layers that can follow each other in one product."""
+    """Yield runs of layers that one product can compute."""
     alike: dict[Any, list[Linear]] = {}
     for layer in layers:
         weight = layer.weight
         own = layer._parameters
         lonely = layer.scheme == "tensor" or own["bias"] is not None or own["input_scale"] is not None
         usual = _plain(weight) and _plain(layer.weight_scale) and not weight.is_meta
-        if usual and not lonely and weight.numel() and weight.is_contiguous():  # with gaps, no next one follows
+        if usual and not lonely and weight.numel() and weight.is_contiguous():  # padded rows cannot be joined
             alike.setdefault((layer.in_features, layer.scheme, weight.dtype, weight.device), []).append(layer)
     for several in alike.values():
         yield from runs(several, lambda layer: (layer.weight, layer.weight_scale))
 
 
 def _plain(parameter: Any) -> bool:
-    """Return whether a parameter is no subclass of a tensor, as those of FSDP are."""
+    """Return whether a parameter holds a plain tensor, not a tensor subclass such as FSDP's."""
     return type(parameter.data) is Tensor
 
 
 def runs(layers: Iterable[T], arrays: Callable[[T], tuple[Any, Any]]) -> Iterator[list[T]]:
-    """Yield runs of two and more layers, each of which ends in whole blocks and aligned for kernels, but for the last.
+    """Yield runs of two to `MOST` layers; each but the last ends on a block boundary and at an aligned address.
 
     Args:
-        layers: alike in all but their weights.
-        arrays: returns weight and scale of one.
+        layers: layers that differ in their weights only.
+        arrays: returns the weight ``[n, k]`` and the scale of a layer.
     """
     run: list[T] = []
     for layer in layers:
@@ -129,4 +136,4 @@ def _define() -> Any:
 
 
 LINEAR_JOINED: Final = _define()
-"""The products of one x with several weights, side by side."""
+"""The operator that returns the products of x with several weights, concatenated along the last axis."""

@@ -1,4 +1,4 @@
-"""Tensors that follow each other in memory, as one."""
+"""One tensor over several tensors that are adjacent in memory."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -9,25 +9,34 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 
 class Joints:
-    """The tensors over several that follow each other in memory, as long as the first of them lasts."""
+    """The joint tensors over groups of adjacent tensors, each kept for the lifetime of the first of its group."""
 
     def __init__(self) -> None:
         self._known: Any = WeakIdKeyDictionary()
 
     def of(self, parts: Sequence[Tensor]) -> Tensor | None:
-        """Return a tensor over all rows of parts, the same at each call; None if they do not follow each other."""
+        """Return one tensor over the rows of all parts, the same object at each call; None if they are not adjacent.
+
+        Threads that ask at the same time may each get a tensor of their own, over the same memory.
+        """
         first, rows = parts[0], sum(len(part) for part in parts)
         if not follow(parts):
             self.forget(first)
             return None
         joint: Tensor | None = self._known.get(first)
-        if joint is None or len(joint) != rows or joint.data_ptr() != first.data_ptr():
-            joint = first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+        shape = rows, *first.shape[1:]
+        if (
+            joint is None
+            or joint.shape != shape
+            or joint.dtype is not first.dtype
+            or joint.data_ptr() != first.data_ptr()
+        ):
+            joint = first.detach().as_strided(shape, first.stride(), first.storage_offset())
             self._known[first] = joint
         return joint
 
     def forget(self, first: Tensor) -> None:
-        """Let the memory of a tensor go, which will be elsewhere."""
+        """Drop the joint tensor that begins with ``first``, whose memory is about to be replaced."""
         self._known.pop(first, None)
 
     def __len__(self) -> int:
@@ -35,7 +44,7 @@ class Joints:
 
 
 def follow(parts: Sequence[Tensor]) -> bool:
-    """Return whether tensors follow each other in memory of one allocation."""
+    """Return whether tensors are contiguous and adjacent, in order, in one storage."""
     at, memory = parts[0].data_ptr(), parts[0].untyped_storage().data_ptr()
     for part in parts:
         if part.data_ptr() != at or part.untyped_storage().data_ptr() != memory or not part.is_contiguous():
@@ -45,10 +54,10 @@ def follow(parts: Sequence[Tensor]) -> bool:
 
 
 def alone(part: Tensor) -> Tensor:
-    """Return a tensor whose storage has nothing else, over the same memory; a copy where there are gaps in it.
+    """Return a tensor over the same memory whose storage holds nothing else; a copy if ``part`` is not contiguous.
 
-    Programs that save tensors take those of one storage for the same tensor: accelerate stores only the first of them,
-    and safetensors refuses them.
+    Programs that save tensors treat tensors of one storage as one: accelerate saves only the first of them, and
+    safetensors refuses them.
     """
     if not part.is_contiguous():
         return part.contiguous()
@@ -58,7 +67,7 @@ def alone(part: Tensor) -> Tensor:
     if storage.nbytes() == part.nbytes:
         return part
     begin = part.storage_offset() * part.itemsize
-    with torch.inference_mode(part.is_inference()):  # whatever mode the caller is in
+    with torch.inference_mode(part.is_inference()):  # the mode that made the tensor, not that of the caller
         made = torch.empty(0, dtype=part.dtype, device=part.device)
         return made.set_(storage[begin : begin + part.nbytes], 0, part.shape, part.stride())
 

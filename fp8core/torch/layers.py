@@ -1,4 +1,4 @@
-"""The linear layers of a model, and which of them are to be FP8."""
+"""The linear layers of a model, and which of them to quantize."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
@@ -13,13 +13,13 @@ from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
 from fp8core.torch.linear import Linear
 
 READ_WEIGHTS: Final = nn.MultiheadAttention, nn.TransformerEncoderLayer
-"""Modules that hand the weights of their layers to kernels of torch."""
+"""Modules that pass the weights of their layers to kernels of torch without calling the layers."""
 _LINEAR: Final = kinds.LINEAR, kinds.CONV1D, kinds.MAYBE_CONV1D
-"""Names that say nothing against a layer: what may be a Conv1D in a file is known to be none here."""
+"""Kinds of names that may be quantized: a name that could be a Conv1D in a file is an ``nn.Linear`` here."""
 
 
 class Place(NamedTuple):
-    """Where a module is held."""
+    """An attribute of a parent module that holds a layer."""
 
     parent: nn.Module
     attribute: str
@@ -27,19 +27,19 @@ class Place(NamedTuple):
 
 
 def replace(places: Sequence[Place], made: nn.Linear) -> None:
-    """Put a layer in all places of another, inside of the hook that accelerate may have wrapped that one in."""
+    """Put ``made`` in all places of another layer, with the hook that accelerate may have put around that layer."""
     take_hook(made, places[0].layer)
     for place in places:
         setattr(place.parent, place.attribute, made)
 
 
 def has_hooks(layer: nn.Module) -> bool:
-    """Return whether functions of others are called with a layer or its state, which a new one would be without."""
+    """Return whether a layer has hooks of calls or of states, which a layer in its place would not have."""
     return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
 
 
 def layers_of(model: nn.Module) -> Iterator[tuple[str, list[Place]]]:
-    """Yield every linear layer by its first name, with all places that hold it."""
+    """Yield the first name of every linear layer, with all places that hold the layer."""
     places: dict[int, list[Place]] = {}
     for parent in model.modules():
         for attribute, layer in parent._modules.items():
@@ -61,7 +61,7 @@ def _shared_weights(model: nn.Module) -> dict[int, list[str]]:
 
 
 class _Chosen(NamedTuple):
-    """What decides about a layer by its name: patterns, and what is known of the model's names."""
+    """What decides about a layer by its name: the caller's patterns, and the kinds of the model's names."""
 
     patterns: Selection
     names: kinds.Names
@@ -78,14 +78,14 @@ class _Chosen(NamedTuple):
 
 
 class Sorted(NamedTuple):
-    """The linear layers of a model by name: those to be FP8 with their places, and why the others stay."""
+    """The linear layers of a model by name: the places of those to quantize, and why the others are kept."""
 
     chosen: dict[str, list[Place]]
     kept: dict[str, str]
 
 
 def sorted_layers(model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str]) -> Sorted:
-    """Return which linear layers of a model are to be FP8.
+    """Return which linear layers of a model to quantize, and why not the others.
 
     Raises:
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
@@ -140,7 +140,7 @@ def _reason_to_keep(
 
 
 def _unusual_parameter(layer: nn.Linear) -> str | None:
-    """Return what of a layer's weight and bias is not as torch.nn makes them, or None."""
+    """Return how a layer's weight or bias differs from a parameter that torch.nn makes, or None."""
     weight = layer._parameters.get("weight")
     if weight is None:
         return "its weight is not a parameter"

@@ -19,48 +19,48 @@ from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENS
 from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import FrozenLinear, Prepared, without_values
 from fp8core.torch.gradients import BothModes, StraightThrough
-from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes
+from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes, refuse_proxies
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
-"""How inputs are quantized beside weights of these groups, where their scale is not given."""
+"""By the weight's group shape: the group shape of dynamically quantized inputs."""
 OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
-"""What a layer is prepared with beside its parameters."""
+"""The attributes, beside the parameters, that a prepared call depends on."""
 
 
 class Linear(FrozenLinear):
-    """A linear layer with a frozen FP8 weight: inputs are quantized, results have the dtype of the input.
+    """``torch.nn.Linear`` with a frozen FP8 weight. It quantizes its inputs; results have the dtype of the input.
 
-    Inside torch.autocast inputs are cast first, as those of ``torch.nn.Linear`` are, and results have its dtype.
+    Inside torch.autocast it casts inputs first, as ``torch.nn.Linear`` does, and results have autocast's dtype.
 
     Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` float32
     ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` float32 ``[1]``; ``bias`` ``[n]``. All
-    are parameters that do not require grad. Moving the layer moves them; casting it (``.half()``, ``.to(dtype)``) casts
-    the bias alone.
+    are parameters that do not require grad. Moving the layer moves all of them; casting it (``.half()``,
+    ``.to(dtype)``) casts the bias only.
 
-    On a GPU the rows of ``weight`` begin at multiples of 16 bytes, as products need to be fast: if k is not a multiple
-    of 16, there are gaps between them, and ``weight`` is not contiguous. ``state_dict`` gives a copy without gaps.
-    (Such layers are exported on the CPU, as files of torch.export lose the gaps.)
+    On a GPU the rows of ``weight`` begin at multiples of 16 bytes, which fast products need: if k is not a multiple of
+    16, rows are padded and ``weight`` is not contiguous. ``state_dict`` returns a contiguous copy. (Export such layers
+    on the CPU: files of torch.export lose the padding.)
 
-    Gradients flow to the input, straight through its quantization, as ``grad @ dequantize(weight)``; and to the bias,
-    if it is made to require them. There are none for the weight.
+    Gradients flow to the input as ``grad @ dequantize(weight)`` (a straight-through estimate of its quantization), and
+    to the bias if it requires grad. The weight has no gradient.
 
     Args:
         in_features: k.
         out_features: n.
-        bias: whether there is one.
-        device: where the parameters lie.
-        dtype: the dtype of the bias, and that which inputs are meant to have (`compute_dtype`).
+        bias: whether the layer has a bias.
+        device: the device of the parameters.
+        dtype: the dtype of the bias, and of the inputs that the layer expects (`compute_dtype`).
         scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor) or "block" (weights by
             blocks of 128x128, inputs by groups of 1x128).
-        static: whether the scale of inputs is given, as `input_scale`: one number. Not with "block".
+        static: whether inputs are quantized with a given scale, the parameter `input_scale`. Not with "block".
         weight_dtype: the FP8 format, as a name or a dtype.
         use_fast_accum: as for `fp8core.scaled_mm`.
         batch_invariant: as for `fp8core.scaled_mm`.
 
     Raises:
-        CheckpointError: there is no such scheme.
-        ShapeError: in_features or out_features is no whole number from 0 to 2**31 - 1.
-        ScaleError: blocks with a static scale.
+        CheckpointError: scheme is not one of the three.
+        ShapeError: in_features or out_features is not a whole number from 0 to 2**31 - 1.
+        ScaleError: static with the scheme "block".
         DTypeError: weight_dtype is not an FP8 format.
 
     Examples:
@@ -86,7 +86,7 @@ class Linear(FrozenLinear):
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> None:
-        nn.Module.__init__(self)  # that of nn.Linear makes a weight of its own
+        nn.Module.__init__(self)  # nn.Linear.__init__ would allocate a high-precision weight
         group = scheme_of(scheme).group_shape
         if static and group == BLOCK_128:
             raise ScaleError("static needs the scheme channel or tensor, as blocks go with groups of inputs, got block")
@@ -120,18 +120,19 @@ class Linear(FrozenLinear):
         use_fast_accum: bool = True,
         batch_invariant: bool = False,
     ) -> Self:
-        """Quantize a layer's weight; the bias is shared with it.
+        """Return an FP8 layer with the quantized weight of ``linear``; the bias shares its memory.
 
         Args:
-            linear: a layer of float32, float16 or bfloat16, which stays as it is. On the meta device, so is the result.
+            linear: a layer with weight ``[n, k]`` of float32, float16 or bfloat16; it does not change. If it is on the
+                meta device, so is the result.
             scheme: as for the class.
-            input_scale: the scale of static quantization of inputs, as `calibrate` finds it; None is dynamic.
+            input_scale: the static scale of inputs, as `calibrate` returns it; None quantizes inputs dynamically.
             weight_dtype: as for the class.
             use_fast_accum: as for the class.
             batch_invariant: as for the class.
 
         Raises:
-            ScaleError: input_scale is no number above 0 that float32 has, or the scheme has none.
+            ScaleError: input_scale is not a positive number in the range of float32, or the scheme is "block".
         """
         static = None if input_scale is None else static_scale(input_scale)
         if input_scale is not None and static is None:
@@ -155,13 +156,13 @@ class Linear(FrozenLinear):
         if bias is not None:
             made.bias = nn.Parameter(bias.detach(), requires_grad=False)
         if static is not None:
-            scale = torch.full((1,), static, dtype=torch.float32, device=source.device)  # whatever torch's default
+            scale = torch.full((1,), static, dtype=torch.float32, device=source.device)  # not torch's default device
             made.input_scale = nn.Parameter(scale, requires_grad=False)
         return made
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
-        """Return a layer with the dequantized weight, in ``dtype``: by default that which inputs are meant to have."""
-        bias = self._parameters["bias"]
+        """Return ``torch.nn.Linear`` with the dequantized weight, in ``dtype`` or, by default, `compute_dtype`."""
+        bias: Tensor | None = self.bias
         own = self.compute_dtype if dtype is None else dtype
         made = nn.Linear(self.in_features, self.out_features, False, "meta", own)
         made.train(self.training)
@@ -190,12 +191,12 @@ class Linear(FrozenLinear):
         return INPUTS[self.weight_group_shape] if self.input_scale is None else PER_TENSOR
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight as values."""
+        """Return the dequantized weight ``[n, k]``."""
         made: Tensor = dequantize(self.weight, self.weight_scale, group_shape=self.weight_group_shape, dtype=dtype)
         return made
 
     def reset_parameters(self) -> None:
-        """Make the weight zeros and all scales one; values come from a state, or from a layer to be quantized."""
+        """Set weight and bias to zero and all scales to one, until a state or a quantized layer gives real values."""
         with torch.no_grad():
             self.weight.view(torch.uint8).zero_()
             for name, value in (("weight_scale", 1), ("input_scale", 1), ("bias", 0)):
@@ -204,10 +205,13 @@ class Linear(FrozenLinear):
                     parameter.fill_(value)
 
     def forward(self, input: Any) -> Tensor:  # noqa: A002 - as nn.Linear calls it
-        """Return ``input @ weight.T + bias`` for ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
+        """Return ``input @ weight.T + bias``, ``[..., n]``.
 
-        An input whose rows cannot be read as they lie, such as a transposed one, is copied first, as nn.Linear does.
-        Inside torch.autocast an input is cast to its dtype first, as nn.Linear's is.
+        An input whose rows are not contiguous and evenly spaced, such as a transposed one, is copied first, as in
+        nn.Linear. Inside torch.autocast the input is cast to autocast's dtype first, as in nn.Linear.
+
+        Args:
+            input: ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
         """
         if any_autocast():
             input = as_autocast(input)  # noqa: A001
@@ -217,7 +221,11 @@ class Linear(FrozenLinear):
                 raise LayoutError(
                     "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
                 )
-            bias, of_input = self._parameters["bias"], isinstance(input, Tensor) and input.requires_grad
+            try:
+                bias = self._parameters["bias"]
+            except KeyError:
+                bias = self.bias
+            of_input = isinstance(input, Tensor) and input.requires_grad
             trained = is_grad_enabled() and (of_input or (bias is not None and bias.requires_grad))
             if trained or forward_mode:
                 function = BothModes if forward_mode else StraightThrough
@@ -226,18 +234,21 @@ class Linear(FrozenLinear):
         return self._product(input)
 
     def _product(self, x: Any) -> Tensor:
-        """Return what `forward` does, without gradients."""
+        """Return the result of `forward`, without gradients."""
         if is_compiling():
             return self._traced(x)
         own, kept = self._parameters, self._prepared
-        if (
-            kept is None
-            or kept[0] is not own["weight"]
-            or kept[1] is not own["weight_scale"]
-            or kept[2] is not own["bias"]
-            or kept[3] is not own["input_scale"]
-        ):
-            kept = self._prepare()
+        try:
+            if (
+                kept is None
+                or kept[0] is not own["weight"]
+                or kept[1] is not own["weight_scale"]
+                or kept[2] is not own["bias"]
+                or kept[3] is not own["input_scale"]
+            ):
+                kept = self._prepare()
+        except KeyError:  # torch.nn.utils has a parametrization, or prunes, in the place of a parameter
+            return self._traced(x)
         try:
             result: Tensor = kept[4](x)
         except LayoutError:
@@ -245,6 +256,7 @@ class Linear(FrozenLinear):
                 raise
             result = self._product(x.contiguous())
         except DTypeError:
+            refuse_proxies(x)
             bias = own["bias"]
             if bias_of_autocast(bias, x) is bias:
                 raise
@@ -271,7 +283,7 @@ class Linear(FrozenLinear):
         return made
 
     def _prepare(self) -> "Prepared":
-        """Make the layer that computes, of the parameters as they are now."""
+        """Make an `Fp8Linear` of the current parameters, and keep the call of it."""
         own = self._parameters
         weight, scale, bias, input_scale = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
         layer = Fp8Linear(
@@ -282,17 +294,18 @@ class Linear(FrozenLinear):
             use_fast_accum=self.use_fast_accum,
             batch_invariant=self.batch_invariant,
         )
-        call = layer.__call__ if input_scale is None else partial(_of_values, layer)  # which would take any codes
+        # With an input scale, `Fp8Linear` would accept FP8 inputs, which a layer of a model has to refuse.
+        call = layer.__call__ if input_scale is None else partial(_of_values, layer)
         self._prepared = weight, scale, bias, input_scale, call
         return self._prepared
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTIONS:
-            self.__dict__["_prepared"] = None  # it was made with the former one
+            self.__dict__["_prepared"] = None  # it depends on the old value
         super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
-        """Return what `repr` says of the layer."""
+        """Return the text between the parentheses of `repr`."""
         static = ", static" if self.input_scale is not None else ""
         return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
 

@@ -1,4 +1,4 @@
-"""Whole models: their linear layers quantized, dequantized, described and warmed up."""
+"""Whole models: quantize, dequantize, describe and warm up their linear layers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,15 +8,15 @@ from torch import nn
 
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
-from fp8core.core.specs import whole_numbers
-from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError, ShapeError
+from fp8core.core.specs import counts
+from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.layers import has_hooks, layers_of, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
 
 class Report(NamedTuple):
-    """What `quantize_model_` did.
+    """The result of `quantize_model_`.
 
     Examples:
         >>> from fp8core.torch import Report
@@ -25,9 +25,9 @@ class Report(NamedTuple):
     """
 
     quantized: tuple[str, ...]
-    """The names of the layers that are FP8 now."""
+    """The names of the layers that were quantized."""
     kept: dict[str, str]
-    """Those of the linear layers that stayed as they were, and why."""
+    """The names of the linear layers that were not, each with the reason."""
 
 
 def quantize_model_(
@@ -43,30 +43,33 @@ def quantize_model_(
 ) -> Report:
     """Replace linear layers of a model by `Linear`, in place.
 
-    Layers are replaced one after the other, so that the memory of one weight is needed beside the model. What is not
-    ``torch.nn.Linear`` itself stays: subclasses, tied weights and sharded ones, layers with hooks (of calls or of
-    states), another forward, or more tensors than a weight and a bias, layers that accelerate has offloaded, and layers
-    whose weights ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer`` read themselves. Layers that accelerate
-    has dispatched keep the hooks by which it brings their inputs to their device. What saves the model has to be told
-    that it is FP8: `quantization_config`.
+    Layers are replaced one at a time, so the peak of memory is the model and one FP8 weight. Layers that are not plain
+    ``torch.nn.Linear`` are kept: subclasses; layers with tied or sharded weights, with hooks (of calls or of states),
+    another forward, or more tensors than a weight and a bias; layers that accelerate has offloaded; and layers whose
+    weights ``torch.nn.MultiheadAttention`` or ``TransformerEncoderLayer`` read themselves. Layers that accelerate has
+    dispatched keep its hooks, which move inputs to their device. A program that saves the model needs to store
+    `quantization_config`, too, so that readers know that the weights are FP8.
 
     Args:
-        model: holds the layers; it may be on any device, the meta device, too.
+        model: the model that holds the layers, on any device, including the meta device.
         scheme: as for `Linear`.
-        include: which layers, by glob patterns or, after ``re:``, regular expressions over their names. Without it all
-            but those whose names say that they are embeddings, heads, routers, or vision or audio towers
-            (the table of `fp8core quantize`).
-        exclude: patterns of layers to leave alone.
-        input_scales: the scales of static quantization, by layer, as `calibrate` gives them; other layers are dynamic.
+        include: the layers to quantize: glob patterns over their names, or regular expressions after ``re:``. By
+            default all layers whose names do not say that they are embeddings, heads, routers, or vision or audio
+            towers (the table of `fp8core quantize`).
+        exclude: patterns of layers to keep, in the same syntax.
+        input_scales: static input scales by layer name, as `calibrate` returns them; other layers are dynamic.
         weight_dtype: as for `Linear`.
         use_fast_accum: as for `Linear`.
         batch_invariant: as for `Linear`.
 
+    Returns:
+        The names of the quantized layers, and why other linear layers were kept.
+
     Raises:
-        CheckpointError: there is no such scheme, a regular expression is not valid, or a pattern matches no layer.
-        LayoutError: model is itself a linear layer, which nothing holds.
-        ScaleError: input_scales name something else than layers to be quantized, or are not positive numbers. Nothing
-            has been replaced then.
+        CheckpointError: scheme or a regular expression is not valid, or a pattern matches no layer.
+        LayoutError: model is itself a linear layer, so that there is no parent to put a new layer into.
+        ScaleError: input_scales names a layer that is not to be quantized, or holds a scale that is not a positive
+            number. No layer has been replaced then.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -105,16 +108,16 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     """Replace every `Linear` of a model by ``torch.nn.Linear`` with the dequantized weight, in place.
 
     Args:
-        model: holds the layers.
-        dtype: of weights and biases; by default that which each layer's inputs are meant to have.
+        model: the model that holds the layers.
+        dtype: the dtype of weights and biases; by default the `Linear.compute_dtype` of each layer.
 
     Returns:
-        The names of the layers.
+        The names of the replaced layers.
 
     Raises:
-        LayoutError: model is itself a layer, which nothing holds; or a layer has hooks, which would be lost. Nothing
-            has been replaced then.
-        DeviceError: accelerate has offloaded a layer. Nothing has been replaced then.
+        LayoutError: model is itself a `Linear`, so that there is no parent to put a new layer into; or a layer has
+            hooks, which would be lost. No layer has been replaced then.
+        DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -141,17 +144,17 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
 
 
 def quantization_config(model: nn.Module) -> dict[str, Any]:
-    """Return what belongs under "quantization_config" in config.json beside the model's saved state.
+    """Return the value of "quantization_config" in config.json for the model's saved state.
 
-    It is what ``fp8core quantize`` writes for the same layers, in the form of compressed-tensors, which vLLM and
-    transformers read.
+    It is in the format of compressed-tensors, which vLLM and transformers read, and equals what ``fp8core quantize``
+    writes for the same layers.
 
     Args:
-        model: holds at least one `Linear`; all of them of one scheme, and all static or none.
+        model: a model with at least one `Linear`. All of them need the same scheme, and all or none a static scale.
 
     Raises:
-        CheckpointError: it holds none, or layers of several kinds, for which one config has no words; or weights that
-            are not float8_e4m3fn.
+        CheckpointError: the model holds no `Linear`, or layers of several kinds, which one config cannot describe; or
+            a weight is not float8_e4m3fn.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -179,18 +182,18 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
 
 
 def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype | None = None) -> None:
-    """Call every `Linear` of a model with zeros of so many rows, so that its kernels are compiled and loaded.
+    """Call every `Linear` of a model with zeros, so that its kernels are compiled and loaded.
 
     The first call of a kind compiles and loads kernels, which must not happen while a stream is captured into a graph.
 
     Args:
         model: a model, or a `Linear` itself.
-        rows: how many rows, or tokens, calls will have.
-        dtype: of the inputs; by default that of the weights that each layer was made of (`Linear.compute_dtype`).
+        rows: the numbers of rows (tokens) that later calls will have.
+        dtype: the dtype of the inputs; by default the `Linear.compute_dtype` of each layer.
 
     Raises:
-        ShapeError: rows are not whole numbers from 0 to 2**31 - 1.
-        DeviceError: a layer has no memory, as one that accelerate has offloaded.
+        ShapeError: rows holds something else than whole numbers from 0 to 2**31 - 1.
+        DeviceError: a layer is on the meta device, such as a layer that accelerate has offloaded.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -198,9 +201,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         >>> report = fp8core.torch.quantize_model_(model)
         >>> fp8core.torch.warm_up(model, rows=[1, 16])
     """
-    sizes = whole_numbers(rows)
-    if sizes is None or any(not 0 <= m < 1 << 31 for m in sizes):
-        raise ShapeError(f"rows needs whole numbers from 0 to 2**31 - 1, got {rows!r}")
+    sizes = counts(rows, "rows")
     with torch.no_grad():
         for name, layer in model.named_modules():
             if isinstance(layer, Linear):

@@ -1,7 +1,7 @@
-"""The operations as operators of torch: ``torch.ops.fp8core.quantize`` and its neighbours.
+"""The operations as operators of torch: ``torch.ops.fp8core.quantize`` and others.
 
-What computes is the operation itself, as in an eager call. The fake kernels ask its `describe`, so that shapes, dtypes
-and refusals have one source.
+The real kernel of an operator calls the operation, as an eager call does. The fake kernel calls the operation's
+`describe`, so that shapes, dtypes and refusals have one source.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,12 @@ from fp8core.torch.unbacked import extents, known
 LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no-untyped-call]
 """Keeps the operators defined."""
 TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-"""The second, as a weight's strides say which axis is contiguous."""
+"""The second tag keeps strides as they are: the strides of a weight say which axis is contiguous."""
 _NAMES: Final = {getattr(torch, name): name for name in ITEMSIZE if hasattr(torch, name)}
 
 
 def declared(x: torch.Tensor, name: str) -> tuple[str, Target]:
-    """Return the dtype of a tensor without memory, and where it would lie."""
+    """Return the dtype of a tensor without memory, and the device that it stands for."""
     dtype = _NAMES.get(x.dtype)
     if dtype is None:
         raise refused_dtype(name, x.dtype)
@@ -52,7 +52,7 @@ def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:
 
 
 def _declared(form: Form) -> Callable[[Any], Any]:
-    """Return what picks the results as the schema declares them: none, one, or a tuple."""
+    """Return a function that picks the results that the schema declares: none, one, or a tuple."""
     return itemgetter(*form.new) if form.new else lambda _: None
 
 
@@ -87,7 +87,7 @@ def _define(entry: Entry, form: Form) -> Callable[..., Any]:
     LIBRARY.define(name + entry.schema(form), tags=TAGS)
     for key in ("CPU", "CUDA"):  # torch on ROCm says CUDA, too
         LIBRARY.impl(name, _real(entry, form), key)
-    # Results never require grad, as those of eager calls: without this they would, and fail in backward.
+    # Results never require grad, like those of eager calls. Without this kernel they would, and backward would fail.
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"fp8core::{name}", _fake(entry, form), lib=LIBRARY)
     packet = getattr(torch.ops.fp8core, entry.name)
@@ -96,4 +96,4 @@ def _define(entry: Entry, form: Form) -> Callable[..., Any]:
 
 
 OVERLOADS: Final = {(entry.name, form.overload): _define(entry, form) for entry in ENTRIES for form in entry.forms}
-"""By the names of operation and overload."""
+"""The overloads by operation name and overload name."""

@@ -1,7 +1,7 @@
-"""What torch.compile and torch.export trace in the place of calls: the operators.
+"""Makes torch.compile and torch.export trace operators in place of calls.
 
-Eager calls go their own way and pay nothing. Once this module is imported, torch.compile traces the public functions
-and finds an operator where they call an `Operation`: so they sort their arguments in one place, traced or not.
+Once `install` has run, torch.compile traces the Python code of the public functions, and an operator where they call an
+`Operation`. So traced and eager calls share one code path for their arguments. Eager calls have no extra cost.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,11 +50,11 @@ OTHERS: Final = {
     "quantize": (calls.QUANTIZE, calls.QUANTIZE_INPUT),
     "scaled_mm": (calls.PRODUCT, calls.APPLY),
 }
-"""Operations that name their operands otherwise than those of the operators of these names."""
+"""Further operations, by the operator that they share: they differ in the names of their operands only."""
 
 
 def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
-    """Return what stands in for the calls of an operation: it picks the overload that takes the operands given."""
+    """Return the stand-in for calls of an operation: it calls the overload that takes the operands given."""
     operation = entry.operation
     passed = [set(form.passed) for form in entry.forms]
     deciding = sorted(frozenset[int]().union(*passed) - passed[0].intersection(*passed))
@@ -92,7 +92,7 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
 
 
 def _refused_derivative(name: str) -> str | None:
-    """Return why what torch traces cannot be differentiated by torch.func, if that is asked: it would give zeros."""
+    """Return why a traced call inside torch.func's grad or jvp is refused, or None: it would return zeros."""
     for level in torch._C._functorch.get_interpreter_stack() or ():
         transform = level.key().name.lower()
         if transform in ("grad", "jvp"):
@@ -103,17 +103,18 @@ def _refused_derivative(name: str) -> str | None:
     return None
 
 
-_refused_derivative._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result
+# What torch.compiler.assume_constant_result sets:
+_refused_derivative._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _array(x: Any, first: torch.Tensor, name: str) -> Any:
-    """Return a number as an array beside the first operand, and all else as it is."""
+    """Return a number as a tensor ``[1]`` on the device of the first operand, and anything else as it is."""
     number = None if x is None or isinstance(x, torch.Tensor) else float32_number(x, name)
     return x if number is None else torch.full((1,), number, dtype=torch.float32, device=first.device)
 
 
 def _with_results(form: Form, arrays: list[Any], made: Any) -> list[Any]:
-    """Return the operands with the results of an overload in their places."""
+    """Return the operands, with the results of an overload in their positions."""
     for result, source in form.copied:
         arrays[result] = arrays[source]
     for at, array in zip(form.new, (made,) if len(form.new) == 1 else made or (), strict=True):
@@ -122,7 +123,7 @@ def _with_results(form: Form, arrays: list[Any], made: Any) -> list[Any]:
 
 
 def _note(entry: Entry, form: Form, arrays: list[Any], options: Any) -> Any:
-    """Return a call's note. Of a quantization it is the groups: a given scale of one number is one of the tensor."""
+    """Return a call's note. For a quantization it is the group shape; a given scale of one number is per tensor."""
     if entry.counts:
         return arrays[0].shape[0]
     if entry.scale is None:
@@ -133,32 +134,32 @@ def _note(entry: Entry, form: Form, arrays: list[Any], options: Any) -> Any:
 def _traced_call(
     self: Operation, operands: tuple[Any, ...], options: Any, stream: object = None, weights: object = None
 ) -> tuple[Sequence[Any], Any]:
-    """Stand in for `Operation.__call__`: this is what torch.compile inlines."""
-    skip_frames()  # of calls that are refused here, and then run beside the graph
+    """Stand in for `Operation.__call__`: torch.compile inlines this function instead."""
+    skip_frames()  # a call that is refused here breaks the graph and runs eagerly: its frames must not be traced
     del weights
     assert self.traced is not None
     return self.traced(operands, options, stream)
 
 
 def _traced_reinterpret(x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Stand in for `interop.reinterpret`, which looks for the framework of ``x``."""
+    """Stand in for `interop.reinterpret`, whose search for the framework of ``x`` cannot be traced."""
     return x.detach().view(getattr(torch, dtype))
 
 
 def _traced_read(x: object, flag: torch.Tensor, stream: object) -> Any:
-    """Stand in for the reading of a flag: torch.compile makes it a symbol, which a branch of Python cannot ask."""
+    """Stand in for the reading of a flag: torch.compile makes it a symbol, on which Python code cannot branch."""
     del x, stream
     return flag.view(torch.int32).item() != 0
 
 
 def _traced_taking(self: ops.Fp8Linear, state: State, group_shape: GroupShape | None) -> Any:
-    """Stand in for `Fp8Linear._taking`, which keeps what it makes: a trace must not change a layer."""
+    """Stand in for `Fp8Linear._taking`, which caches its result in the layer: a trace must not change a layer."""
     del self
     return state.options._replace(x_group=group_shape)
 
 
 def _tracing() -> bool:
-    """Tell whether torch traces what runs now, without Dynamo: its modes are active, under which no memory is real."""
+    """Return whether torch traces this call without Dynamo: a dispatch mode is active, and tensors are fake."""
     return torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -177,7 +178,7 @@ def _read_without_dynamo(flag: Any) -> bool | None:
 
 
 def install() -> None:
-    """Let torch trace the public functions, from now on."""
+    """Make the public functions traceable by torch."""
     for entry in ENTRIES:
         for operation in (entry.operation, *OTHERS.get(entry.name, ())):
             operation.traced = _stand_in(entry)

@@ -1,8 +1,8 @@
-"""Extents that no trace knows, as the number of tokens that a router picks: torch's unbacked symbols.
+"""Extents that are unknown while tracing (torch's unbacked symbols), such as the number of tokens that a router picks.
 
-`Operation.describe` asks extents whether they are 0, 1, or equal to others. A question about an unbacked symbol ends a
-trace; of an `Unknown` it is answered as for a number above 1 that no other equals. What results depend on is refused:
-whether it is above another number.
+`Operation.describe` compares extents with 0, with 1 and with each other. Comparing an unbacked symbol ends a trace; an
+`Unknown` compares like a number above 1 that is equal to no other. Results may depend on whether it is above a larger
+number or another extent: such comparisons are refused.
 """
 
 import operator
@@ -15,7 +15,7 @@ from fp8core.errors import ShapeError
 
 
 def _computed(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return how an operator computes with an `Unknown` on its left, and on its right."""
+    """Return the methods of an arithmetic operator for an `Unknown` as its left and as its right operand."""
     return (
         lambda self, other: Unknown(function(self.symbol, known(other))),
         lambda self, other: Unknown(function(known(other), self.symbol)),
@@ -23,7 +23,7 @@ def _computed(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], 
 
 
 def _compared(function: Callable[[Any, Any], Any], otherwise: bool) -> Callable[..., bool]:
-    """Return how a comparison is answered: as it is known to be, else ``otherwise``."""
+    """Return the method of a comparison: it returns the answer if torch knows it, else ``otherwise``."""
     ordered = function not in (operator.eq, operator.ne)
 
     def answer(self: "Unknown", other: Any) -> bool:
@@ -39,7 +39,7 @@ def _compared(function: Callable[[Any, Any], Any], otherwise: bool) -> Callable[
 
 
 class Unknown:
-    """An extent made of unbacked symbols, and what is computed from it."""
+    """An extent computed from unbacked symbols."""
 
     __slots__ = ("symbol",)
     __hash__ = None  # type: ignore[assignment]
@@ -60,7 +60,7 @@ class Unknown:
         return Unknown(-self.symbol)
 
     def __or__(self, other: Any) -> Any:
-        """Return the bits of an odd number: alignments are read from bits, and this one's are not known."""
+        """Return an odd number: alignments are computed by bitwise or, and an unknown extent has no alignment."""
         return 1 | known(other)
 
     __ror__ = __or__
@@ -78,12 +78,12 @@ class Unknown:
 
 
 def known(extent: Any) -> Any:
-    """Return an extent as torch has it."""
+    """Return an extent as a number or symbol of torch."""
     return extent.symbol if isinstance(extent, Unknown) else extent
 
 
 def extents(of: Any) -> tuple[Any, ...]:
-    """Return the extents or strides of a tensor with each unbacked one as an `Unknown`."""
+    """Return the extents or strides of a tensor, with an `Unknown` for each unbacked one."""
     given = tuple(of)
     if not any(isinstance(one, torch.SymInt) for one in given):
         return given

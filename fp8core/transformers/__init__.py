@@ -1,6 +1,6 @@
-"""fp8core inside Hugging Face transformers: models in FP8, from checkpoints of every FP8 format and from bfloat16.
+"""fp8core inside Hugging Face transformers: FP8 models, loaded from checkpoints of every FP8 format or from bfloat16.
 
-Importing it registers the quantization method "fp8core" with transformers, which is changed in nothing else.
+Importing this module registers the quantization method "fp8core" with transformers, and changes nothing else in it.
 
 Examples:
     >>> from fp8core.transformers import Fp8CoreConfig

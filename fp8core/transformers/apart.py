@@ -1,4 +1,4 @@
-"""Experts that a checkpoint stores one by one, and that transformers has stacked and does not convert: Llama 4's."""
+"""Experts that a checkpoint stores one by one but transformers stacks without a converter, such as those of Llama 4."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -11,19 +11,19 @@ from fp8core.errors import CheckpointError
 from fp8core.transformers.names import WEIGHT, Names, transforms_of
 
 APART: Final[dict[str, Any]] = getattr(base, "MODULES_TO_PATCH_FOR_QUANTIZATION", {})
-"""By the name of a class: what transformers puts in its place for checkpoints of other methods, such as Llama 4's."""
+"""By class name: the unstacked module that transformers itself substitutes for checkpoints of other methods."""
 
 
 def put_apart(model: Any, present: Iterable[str]) -> None:
-    """Give a model modules with a linear layer for each weight of its experts, where the checkpoint has them so.
+    """Replace stacked experts by modules with one linear layer per weight, if the checkpoint stores them so.
 
     Args:
-        model: without weights yet.
+        model: a model before its weights are loaded.
         present: the names of the checkpoint's tensors.
 
     Raises:
-        CheckpointError: the model has stacked experts in the place of such weights, and they cannot be put apart: they
-            would get random values, and the checkpoint's would be left out.
+        CheckpointError: the model stacks such experts, and transformers has no unstacked module for them. They would
+            get random values, and the checkpoint's weights would be ignored.
     """
     names, modules = Names(model, transforms_of(model)), dict(model.named_modules())
     for key in present:
@@ -33,7 +33,7 @@ def put_apart(model: Any, present: Iterable[str]) -> None:
         places = (_stacked_in(name, modules) for name in names.possible(named.name))
         place = next((one for one in places if one is not None), None)
         if place is None:
-            continue  # a layer that the model does not have; transformers tells
+            continue  # the model has no such layer, which transformers reports
         known = APART.get(type(modules[place]).__name__)
         if known is None:
             raise CheckpointError(
@@ -45,7 +45,7 @@ def put_apart(model: Any, present: Iterable[str]) -> None:
 
 
 def _stacked_in(name: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """Return the name of the module that has experts stacked, one of which has a weight of this name; None if none."""
+    """Return the name of the module with stacked experts that a weight of one expert belongs to, or None."""
     place = name
     while place not in modules:
         place = place.rpartition(".")[0]

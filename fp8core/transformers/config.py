@@ -1,4 +1,4 @@
-"""`Fp8CoreConfig`: how a model is to be quantized while it is loaded, or which format its checkpoint has."""
+"""`Fp8CoreConfig`: how to quantize a model while it is loaded, or the format of an FP8 checkpoint."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -15,25 +15,26 @@ METHOD: Final = "fp8core"
 
 @register_quantization_config(METHOD)
 class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """What transformers' ``quantization_config`` takes to make a model's linear layers FP8 while it is loaded.
+    """The ``quantization_config`` with which transformers loads a model's linear layers in FP8.
 
-    What is saved is not this but what other programs read: a checkpoint's own format where it was FP8, else that of
-    compressed-tensors, as `fp8core quantize` writes it.
+    A saved model does not contain this configuration but one that other programs read: that of the checkpoint if it was
+    FP8 already, else one of compressed-tensors, as `fp8core quantize` writes it.
 
     Args:
         scheme: "channel" (weights per channel, inputs per token), "tensor" (both per tensor), "block" (weights by
             blocks of 128x128, inputs by groups of 1x128) or "static" ("tensor" with input_scales).
-        include: which layers, by glob patterns or, after ``re:``, regular expressions over the checkpoint's names of
-            modules. Without it all linear layers, as `fp8core quantize` knows them.
-        exclude: patterns of layers to leave as they are.
-        input_scales: of scheme "static": the scale of each layer's inputs, as `fp8core.torch.calibrate` finds them.
-        use_fast_accum: as for `fp8core.scaled_mm`. Neither this nor the next is saved.
+        include: the layers to quantize: glob patterns over the checkpoint's module names, or regular expressions after
+            ``re:``. By default all linear layers that `fp8core quantize` would quantize.
+        exclude: patterns of layers to keep, in the same syntax.
+        input_scales: for the scheme "static": the scale of each layer's inputs, as `fp8core.torch.calibrate` returns
+            them.
+        use_fast_accum: as for `fp8core.scaled_mm`. Neither this nor batch_invariant is saved.
         batch_invariant: as for `fp8core.scaled_mm`.
-        source: of a checkpoint that is FP8 already: its own configuration, as `config_for` finds it.
-        quant_method: "fp8core", as transformers writes it beside the others.
+        source: the configuration of a checkpoint that is FP8 already, as `config_for` finds it.
+        quant_method: "fp8core", which transformers writes beside the other fields.
 
     Raises:
-        CheckpointError: there is no such scheme.
+        CheckpointError: scheme is not one of these.
 
     Examples:
         >>> from fp8core.transformers import Fp8CoreConfig
@@ -64,17 +65,17 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     @property
     def options(self) -> dict[str, bool]:
-        """What layers are made with beside their tensors."""
+        """The options of each layer beside its tensors."""
         return {"use_fast_accum": self.use_fast_accum, "batch_invariant": self.batch_invariant}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what belongs in config.json: the format's own configuration, once it is known."""
+        """Return the value for config.json: the configuration of the checkpoint's format, once it is known."""
         own: dict[str, Any] = dict(self.__dict__)
         return copy.deepcopy(own if self.source is None else self.source)
 
 
 def spread_over_processes(got: str) -> DeviceError:
-    """Return the error of layers that are to be spread over processes, which FP8 layers here are not."""
+    """Return the error for a request to spread layers over processes, which FP8 layers do not support."""
     return DeviceError(
         f"a model in FP8 needs whole layers in each process, got {got}: leave it out and let device_map put layers on "
         "several GPUs, or load the whole model in each process"

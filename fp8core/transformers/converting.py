@@ -1,4 +1,4 @@
-"""What is changed in loaded models: FP8 layers that transformers made itself, and experts that it stacked."""
+"""Conversions of loaded models: of FP8 layers that transformers made itself, and of experts that it stacked."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -23,25 +23,26 @@ from fp8core.transformers.stored import Stored, safetensors_dtype
 SCALES: Final = [one.suffix[1:] for one in NAMES if one.role == "scale"]
 INPUT_SCALES: Final = [one.suffix[1:] for one in NAMES if one.role == "input_scale"]
 OF_TRANSFORMERS: Final = "transformers.integrations."
-"""Where transformers keeps what it does to tensors of one quantization method."""
+"""The package in which transformers keeps the conversion steps of quantization methods."""
 
 
 def convert_(model: Any) -> tuple[str, ...]:
     """Replace the FP8 layers of a loaded model by `fp8core.torch.Linear` with the same codes and scales, in place.
 
-    These are transformers' FP8Linear and FP8Experts, FbgemmFp8Linear and CompressedTensorsFP8Linear, as its own
-    from_pretrained makes them on a GPU. The model is saved in the format that it was loaded from.
+    FP8 layers are transformers' FP8Linear, FP8Experts, FbgemmFp8Linear and CompressedTensorsFP8Linear, which its own
+    from_pretrained makes on a GPU. The converted model is saved in the format that it was loaded from.
 
     Args:
-        model: a model of transformers.
+        model: a transformers model.
 
     Returns:
-        The names of the layers.
+        The names of the new layers.
 
     Raises:
-        DeviceError: accelerate has offloaded a layer. Nothing has been replaced then.
-        CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or experts
-            are stored in a way that is not known. The layers before it have been replaced then.
+        DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
+        CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or
+            transformers has no conversion that names the projections of stacked experts. Layers before this one have
+            been replaced then.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -84,19 +85,19 @@ def convert_(model: Any) -> tuple[str, ...]:
 
 
 def split_experts_(model: Any) -> tuple[str, ...]:
-    """Give every expert of a loaded model linear layers of its own, in place of the tensors that transformers stacks.
+    """Replace the stacked expert tensors of a loaded model by linear layers for each expert, in place.
 
-    The layers are views of the stacked tensors. `fp8core.torch.calibrate` finds them, and
-    `fp8core.torch.quantize_model_` quantizes them; `Experts` calls them one after the other.
+    The layers' weights are views of the stacked tensors. `fp8core.torch.calibrate` and `fp8core.torch.quantize_model_`
+    find the layers; `Experts` calls them one after the other.
 
     Args:
-        model: a model of transformers. Experts with biases or transposed weights, and those that are FP8, stay.
+        model: a transformers model. Experts that have biases, have transposed weights or are FP8 stay as they are.
 
     Returns:
-        The names of the layers.
+        The names of the new layers.
 
     Raises:
-        DeviceError: accelerate has offloaded experts. Nothing has been replaced then.
+        DeviceError: accelerate has offloaded experts. No module has been replaced then.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -131,13 +132,13 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
 
 def _replace(model: Any, name: str, module: nn.Module, made: nn.Module) -> None:
-    """Put a module in the place of another, inside of the hook that accelerate may have wrapped that one in."""
+    """Put ``made`` in the place of a module, with the hook that accelerate may have put around that module."""
     take_hook(made, module)
     model.set_submodule(name, made)
 
 
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return the stacked tensors of experts, each with the projections that it has."""
+    """Return the names of the stacked tensors of experts, each with the projections that it holds."""
     return (GATED if len(layout.first) == 2 else PLAIN, layout.first), (DOWN, (layout.down,))
 
 
@@ -146,9 +147,9 @@ def _is_fp8(codes: Tensor | None) -> bool:
 
 
 def _dtype(model: nn.Module) -> torch.dtype:
-    """Return the dtype of what is not FP8 in a model, by the first of its parameters, as transformers does.
+    """Return the dtype of a model beside its FP8 layers: that of its first floating-point parameter outside of them.
 
-    Its own ``model.dtype`` would be that of a weight in FP8, if such a one came first.
+    transformers' ``model.dtype`` follows the same rule, but would return FP8 if an FP8 weight came first.
     """
     others = (module for module in model.modules() if not isinstance(module, Linear))
     values = (x for module in others for x in module.parameters(recurse=False))
@@ -156,7 +157,7 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 
 def _linear(name: str, module: nn.Linear) -> Linear:
-    """Return a layer with the tensors of one of transformers'."""
+    """Return a layer with the tensors of an FP8 layer of transformers."""
     scale_name = next((one for one in SCALES if isinstance(getattr(module, one, None), Tensor)), None)
     if scale_name is None:
         raise CheckpointError(f"{name}.weight needs a scale, got none")
@@ -175,7 +176,7 @@ def _linear(name: str, module: nn.Linear) -> Linear:
 def _projections(
     name: str, at: int, module: nn.Module, values: Mapping[str, Tensor], layout: Layout
 ) -> dict[str, Linear]:
-    """Return the layers of one expert of several that are stacked in the values of a module."""
+    """Return the layers of expert ``at`` of a module whose stacked tensors are ``values``, by projection."""
     made, blocks = {}, getattr(module, "block_size", None)
     for role, parts in _roles(layout):
         scale = values[f"{role}_scale_inv"][at]
@@ -196,14 +197,14 @@ def _made(
     bias: Tensor | None,
     blocks: Any,
 ) -> Linear:
-    """Return a layer of tensors as transformers has them; ``blocks`` is the size of blocks, if there are some."""
+    """Return a layer with tensors of transformers; ``blocks`` is the block size of the scale, or None."""
     n, k = codes.shape
     shape = tuple(scale.shape)
     if blocks is not None and tuple(blocks) == tuple(BLOCK_128) and shape == BLOCK_128.scale_shape(n, k):
         scheme = "block"
     elif blocks is None and scale.numel() == 1:
         scheme = "tensor"
-    elif blocks is None and scale.numel() == n:  # [n, 1], or [1, n] as CompressedTensorsFP8Linear keeps it
+    elif blocks is None and scale.numel() == n:  # [n, 1], or [1, n] in CompressedTensorsFP8Linear
         scheme, shape = "channel", (n, 1)
     else:
         what = f"{list(shape)}" if blocks is None else f"{list(shape)} by blocks of {list(blocks)}"
@@ -235,7 +236,7 @@ def _made(
 
 
 def _take_over(model: Any, unstacked: set[str]) -> None:
-    """Make the model one of this library's quantizer, which saves it in the format that it came in."""
+    """Give the model this library's quantizer, which saves the model in the format that it was loaded from."""
     known = getattr(model, "hf_quantizer", None)
     if known is not None:
         config = Fp8CoreConfig(source=known.quantization_config.to_dict())
@@ -246,7 +247,7 @@ def _take_over(model: Any, unstacked: set[str]) -> None:
 
 
 def _keep_apart(model: Any, unstacked: set[str], without: tuple[str, ...] = ()) -> None:
-    """Take what would stack experts out of what transformers does when it saves a model, and these packages' steps."""
+    """Remove the conversions on saving that would restack experts, and those with steps of packages ``without``."""
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:
         model._weight_conversions = [

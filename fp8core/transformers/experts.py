@@ -18,27 +18,27 @@ _DEFAULT_GATE: Final = getattr(moe, "_default_apply_gate", None)
 
 
 class Layout(NamedTuple):
-    """What a checkpoint calls the projections of an expert."""
+    """The names of an expert's projections in a checkpoint."""
 
     first: tuple[str, ...]
     """Gate and up, or up alone."""
     down: str
     patterns: tuple[str, ...]
-    """What transformers' converters find them by."""
+    """The patterns by which transformers' converters match these projections."""
 
 
 class Experts(nn.ModuleList):
     """The experts of one layer: module ``i`` holds the projections of expert ``i``, under the checkpoint's names.
 
-    A call goes through the experts that its tokens were sent to, one after the other. It waits once for the routing.
+    A call runs the experts that tokens are routed to, one after the other. It synchronizes once, to read the routing.
 
     Args:
-        original: transformers' module, whose projections are parameters of three axes; it gives extents, the
-            activation and the gate. Its parameters are taken from it.
+        original: transformers' module, whose projections are stacked in parameters with three axes. It gives the
+            extents, the activation and the gate, and loses its parameters.
         layout: the names of the projections.
 
     Examples:
-        `fp8core.transformers.from_pretrained` puts them where transformers has stacked experts.
+        `fp8core.transformers.from_pretrained` makes `Experts` of modules in which transformers stacks experts.
 
         >>> import torch
         >>> from transformers import Qwen3MoeConfig
@@ -58,23 +58,23 @@ class Experts(nn.ModuleList):
         self.layout = layout
         for name in list(original._parameters):
             delattr(original, name)
-        self._original = (original,)  # in a tuple, as it is no part of the state
+        self._original = (original,)  # in a tuple, so that it is not a submodule and not part of the state
         own = getattr(type(original), "_apply_gate", None)
         self._own_gate = len(layout.first) == 2 and own is not None and own is not _DEFAULT_GATE
         self.train(original.training)
 
     @property
     def num_experts(self) -> int:
-        """How many there are."""
+        """The number of experts."""
         return len(self)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """Return the experts' results, weighted and added up: ``[tokens, hidden]``.
+        """Return the weighted sums of the experts' results: ``[tokens, hidden]`` in the dtype of the input.
 
         Args:
             hidden_states: ``[tokens, hidden]``.
-            top_k_index: ``[tokens, k]``, the experts of each token; numbers that no expert has count for nothing.
-            top_k_weights: ``[tokens, k]``, their weights.
+            top_k_index: ``[tokens, k]``, the experts of each token; indices past the last expert are ignored.
+            top_k_weights: ``[tokens, k]``, the weights of these experts.
         """
         (tokens, each), width = top_k_index.shape, hidden_states.shape[-1]
         expert_of = top_k_index.reshape(-1)
@@ -117,13 +117,14 @@ class Expert(nn.Module):
 
 
 def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout]:
-    """Return the layouts of a model's experts, by the names of their modules.
-
-    These are experts that the checkpoint stores one by one, and that transformers would stack.
+    """Return the layouts of the experts that the checkpoint stores one by one and transformers would stack.
 
     Args:
-        model: the model, before anything of it is replaced.
-        named: the names that the model has for the checkpoint's tensors.
+        model: the model, before any of its modules is replaced.
+        named: by name of a checkpoint's tensor: the parameter that it becomes.
+
+    Returns:
+        Layouts by the names of the experts' modules.
     """
     found: dict[str, dict[str, dict[int, tuple[str, str]]]] = defaultdict(lambda: defaultdict(dict))
     for key, (name, pattern, order) in named.items():
@@ -145,11 +146,11 @@ def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout
 
 
 def layout_of(module: str, transforms: Sequence[Any]) -> Layout | None:
-    """Return how checkpoints call the experts of a module, or None where transformers does not stack them.
+    """Return the layout of a module's experts in checkpoints, or None if transformers does not stack them.
 
     Args:
         module: the name of the module.
-        transforms: what transformers does while it loads the model.
+        transforms: transformers' conversions for the model (`transforms_of`).
     """
     found: dict[str, tuple[str, ...]] = {}
     patterns: list[str] = []
@@ -169,7 +170,7 @@ def layout_of(module: str, transforms: Sequence[Any]) -> Layout | None:
 
 
 def fits(original: nn.Module, layout: Layout) -> bool:
-    """Return whether `Experts` computes what a module does: no biases, nothing transposed or interleaved."""
+    """Return whether `Experts` computes the same as a module: no biases, no transposed or interleaved weights."""
     first = GATED if len(layout.first) == 2 else PLAIN
     own = {name: x.shape for name, x in original._parameters.items() if x is not None}
     if set(own) != {first, DOWN} or not hasattr(original, "act_fn") or len(own[DOWN]) != 3:

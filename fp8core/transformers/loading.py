@@ -1,4 +1,4 @@
-"""`from_pretrained` and `config_for`: FP8 checkpoints of any format, and others that are quantized on the way."""
+"""`from_pretrained` and `config_for`: load FP8 checkpoints of any format, and quantize others while loading them."""
 
 import copy
 import json
@@ -18,29 +18,31 @@ from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_proce
 PLACES: Final = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 """Keyword arguments that say where a checkpoint is."""
 SHARED: Final = (*PLACES, "trust_remote_code", "code_revision", "dtype", "torch_dtype")
-"""Those that a configuration takes and a model takes, too."""
+"""Keyword arguments that both a configuration and a model take."""
 PARALLEL: Final = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
-"""Those that spread a model's layers over processes."""
+"""Keyword arguments that spread a model's layers over processes."""
 
 
 def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
-    """Load a model of transformers with its linear layers in FP8.
+    """Load a transformers model with its linear layers in FP8.
 
-    A checkpoint that is FP8 keeps its codes and scales; `config_for` lists the formats. Any other is quantized while
-    it is loaded, one weight after the other: its codes and scales are those that `fp8core quantize` writes.
+    An FP8 checkpoint keeps its codes and scales; `config_for` lists the formats. Any other checkpoint is quantized
+    while it is loaded, one weight after the other, to the codes and scales that `fp8core quantize` writes.
 
     Args:
         path: a folder, or the name of a repository.
-        auto: the class that loads it, as ``AutoModelForCausalLM``, ``AutoModel`` or a model's own class.
-        **kwargs: what the class's from_pretrained takes: device_map, dtype, revision, and for a checkpoint that is not
-            FP8 quantization_config, an `Fp8CoreConfig`. Those that the configuration has, as num_labels, change it.
-            Not tp_plan and others that spread layers over processes.
+        auto: the class that loads the model, such as ``AutoModelForCausalLM``, ``AutoModel`` or a model's own class.
+        **kwargs: arguments of the class's from_pretrained: device_map, dtype, revision; and, for a checkpoint that is
+            not FP8, quantization_config, an `Fp8CoreConfig`. Arguments that are fields of the configuration, such as
+            num_labels, change it. tp_plan and others that spread layers over processes are refused.
+
+    Returns:
+        The model.
 
     Raises:
         DeviceError: layers are to be spread over processes, or offloaded.
-        CheckpointError: quantization_config is given for a checkpoint that is quantized; its weights are not FP8, or
-            scaled in a way that no layer here has; the model has no linear layer for one of them; or a file cannot be
-            read.
+        CheckpointError: quantization_config is given for a quantized checkpoint; a quantized weight is not FP8, or no
+            layer supports its scales; the model has no linear layer for an FP8 weight; or a file cannot be read.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -73,16 +75,20 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
 
 
 def config_for(path: str | os.PathLike[str], **kwargs: Any) -> Any:
-    """Return a model's configuration, with `Fp8CoreConfig` in charge of its checkpoint if that is quantized.
+    """Return a model's configuration; if the checkpoint is quantized, its ``quantization_config`` selects fp8core.
 
-    ``auto.from_pretrained(path, config=config_for(path))`` then loads FP8 of these formats: Hugging Face's and
-    DeepSeek's fp8 (blocks of 128x128, with scales of float32 or powers of two; one scale for each tensor),
+    ``auto.from_pretrained(path, config=config_for(path))`` then loads FP8 checkpoints of these formats: Hugging Face's
+    and DeepSeek's fp8 (blocks of 128x128, with scales in float32 or powers of two; one scale per tensor),
     compressed-tensors (tensor, channel, block, static), ModelOpt (with its configuration in either file), FBGEMM and
-    AutoFP8. The weights' headers tell; the configuration is kept for `save_pretrained`.
+    AutoFP8. The format is read from the headers of the weight files; `save_pretrained` writes the checkpoint's own
+    configuration again.
 
     Args:
         path: a folder, or the name of a repository.
         **kwargs: as for ``AutoConfig.from_pretrained``.
+
+    Returns:
+        The configuration, as ``AutoConfig.from_pretrained`` returns it.
 
     Examples:
         >>> import json
@@ -100,12 +106,12 @@ def config_for(path: str | os.PathLike[str], **kwargs: Any) -> Any:
 
 
 def _configured(place: Any, path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return what `config_for` does, and the keyword arguments that a model takes: those that it does not have.
+    """Return the configuration of `config_for`, and the keyword arguments that are left for the model.
 
     Args:
-        place: where the configuration is.
-        path: where the weights are.
-        kwargs: of both.
+        place: the folder or repository of the configuration.
+        path: the folder or repository of the weights.
+        kwargs: the keyword arguments of both.
     """
     own = {name: value for name, value in kwargs.items() if name not in ("dtype", "torch_dtype") or value != "auto"}
     config, others = AutoConfig.from_pretrained(place, **{**own, "return_unused_kwargs": True})
@@ -114,7 +120,7 @@ def _configured(place: Any, path: str | os.PathLike[str], kwargs: Mapping[str, A
 
 
 def _in_charge(config: Any, path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> Any:
-    """Put `Fp8CoreConfig` in charge of a checkpoint that is quantized."""
+    """Return a configuration whose ``quantization_config`` selects fp8core if the checkpoint is quantized."""
     source = _taken_from(config) or _modelopt(path, kwargs)
     if source is None and not _is_fp8(path, kwargs.get("subfolder") or ""):
         return config
@@ -125,7 +131,7 @@ def _in_charge(config: Any, path: str | os.PathLike[str], kwargs: Mapping[str, A
 
 
 def _taken_from(config: Any) -> dict[str, Any] | None:
-    """Return the quantization_config of a configuration, and take it out where it belongs to the text model."""
+    """Return the quantization_config of a configuration, or that of the text model, which is removed there."""
     for place in (config, config.get_text_config()):
         found = getattr(place, "quantization_config", None)
         if found is not None:
@@ -136,7 +142,7 @@ def _taken_from(config: Any) -> dict[str, Any] | None:
 
 
 def _modelopt(path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the content of hf_quant_config.json in the form that ModelOpt gives it in config.json."""
+    """Return the content of hf_quant_config.json in the form of ModelOpt's quantization_config, or None."""
     places = {name: value for name, value in kwargs.items() if name in PLACES}
     file = cached_file(path, MODELOPT_FILE, _raise_exceptions_for_missing_entries=False, **places)
     if file is None:
@@ -146,6 +152,6 @@ def _modelopt(path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> dict[s
 
 
 def _is_fp8(path: str | os.PathLike[str], subfolder: str) -> bool:
-    """Return whether the weights in a folder are FP8, whatever its configuration does not say."""
+    """Return whether a folder has FP8 weights, which its configuration need not mention."""
     folder = Path(path, subfolder)
     return any(folder.glob("*.safetensors")) and bool(open_checkpoint(folder).layers)

@@ -1,4 +1,4 @@
-"""What a model of transformers calls the tensors of its checkpoint."""
+"""The parameter names that a transformers model has for the tensors of its checkpoint."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,23 +10,23 @@ WEIGHT: Final = ".weight"
 
 
 class Named(NamedTuple):
-    """What a tensor becomes in the model."""
+    """The parameter that a checkpoint's tensor becomes in the model."""
 
     name: str
-    """The parameter that it is, or becomes a part of."""
+    """The parameter that the tensor becomes, or becomes a part of."""
     pattern: str | None = None
-    """What the converter finds it by that joins it with others or splits it, if there is one."""
+    """The source pattern of the converter that joins the tensor with others or splits it, or None."""
     order: int = 0
-    """Which of the converter's patterns this is."""
+    """The index of the pattern among the converter's patterns."""
 
 
 class Names:
-    """The names that a model has for the tensors of a checkpoint, as transformers finds them when it loads them.
+    """Maps the names of a checkpoint's tensors to those of a model, as transformers does while it loads them.
 
     Args:
         model: the model that will be loaded.
-        transforms: what transformers does to names and tensors while it loads this model.
-        without: patterns whose converters are left out.
+        transforms: transformers' conversions for the model (`transforms_of`).
+        without: source patterns; converters with one of them are left out.
     """
 
     def __init__(self, model: Any, transforms: Sequence[Any], without: Collection[str] = ()) -> None:
@@ -37,24 +37,24 @@ class Names:
         self._prefix = model.base_model_prefix
 
     def of(self, key: str) -> Named:
-        """Return what a checkpoint's tensor becomes."""
+        """Return the parameter that a checkpoint's tensor becomes."""
         name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self.parameters)
         return Named(name) if pattern is None else Named(name, pattern, self._order[pattern])
 
     def possible(self, name: str) -> tuple[str, ...]:
-        """Return what a tensor that the model does not have may be called in it, with and without its base's prefix."""
+        """Return the names that a tensor may have in the model: as it is, without and with the base model's prefix."""
         return name, name.removeprefix(f"{self._prefix}."), f"{self._prefix}.{name}"
 
     def of_all(self, keys: Iterable[str]) -> dict[str, Named]:
-        """Return what tensors become, by their names, in the order in which transformers loads them."""
+        """Return the parameters that tensors become, by tensor name, in the order in which transformers loads them."""
         return {key: self.of(key) for key in sorted(keys, key=dot_natural_key)}
 
 
 def transforms_of(model: Any) -> list[Any]:
-    """Return what transformers does to names and tensors while it loads a model."""
+    """Return transformers' renamings and converters for a model, which it applies to tensors while loading them."""
     return list(get_model_conversion_mapping(model))
 
 
 def has(transform: Any, patterns: Collection[str]) -> bool:
-    """Return whether a transform is a converter that has one of these patterns."""
+    """Return whether a transform is a converter with one of these source patterns."""
     return isinstance(transform, WeightConverter) and any(one in patterns for one in transform.source_patterns)

@@ -1,4 +1,4 @@
-"""The quantizer that transformers asks while it loads a model: which layers are FP8, and how they get there."""
+"""The quantizer that transformers calls while it loads a model: it chooses the FP8 layers and fills them."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -24,15 +24,15 @@ from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
 from fp8core.transformers.stored import as_stored, carry, complete, initialized, waiting
 
 SIZES: Final = "tp_size", "ep_size", "pp_size", "fsdp_size", "dp_replicate_size"
-"""How many processes share the layers of a model, in transformers' configuration of that."""
+"""Fields of transformers' distributed_config: the numbers of processes that share the layers of a model."""
 
 
 @register_quantizer(METHOD)
 class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
-    """Makes FP8 layers of a model's linear layers, from a checkpoint that has them or from one that has not.
+    """Replaces a model's linear layers by FP8 layers while it is loaded, from an FP8 checkpoint or from any other.
 
-    transformers makes one for each model and asks it; there is nothing to call. It changes the model before its
-    weights are loaded, from the headers of the files, and completes the layers afterwards.
+    transformers makes a quantizer for each model and calls it; users do not. Before the weights are loaded, the
+    quantizer reads the headers of the files and changes the model; afterwards it completes the layers.
 
     Args:
         quantization_config: an `Fp8CoreConfig`.
@@ -48,14 +48,14 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     quantization_config: Fp8CoreConfig
 
     def __init__(self, quantization_config: Fp8CoreConfig, **kwargs: Any) -> None:
-        # A copy, as the caller may use it for other models, and it will say what was done to this one.
+        # A copy: it will record how this model was quantized, and the caller may use the original for other models.
         super().__init__(copy.copy(quantization_config), **kwargs)
         self._unstacked: frozenset[str] = frozenset()
-        """Patterns of transformers' converters that would stack experts which stay apart here."""
+        """Source patterns of the converters that would stack experts which stay unstacked here."""
         self._chosen: dict[str, float | None] = {}
-        """Weights of the model that are quantized when they are loaded, and the scales of these layers' inputs."""
+        """By name: the weights to quantize when they are loaded, with the static scales of these layers' inputs."""
         self._loaded: tuple[str, ...] = ()
-        """The FP8 layers that the configuration speaks of."""
+        """The names of the FP8 layers that were loaded, which the saved configuration describes."""
 
     # Before the weights are loaded.
 
@@ -63,14 +63,14 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         """Refuse a device_map that leaves layers on the disk.
 
         Raises:
-            DeviceError: it does.
+            DeviceError: a layer is mapped to "disk".
         """
         if isinstance(device_map, Mapping) and "disk" in device_map.values():
             places = ", ".join(name for name, place in device_map.items() if place == "disk")
             raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {places} on the disk")
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
-        spread = getattr(model.config, "distributed_config", None)  # there only while a model is spread, and not saved
+        spread = getattr(model.config, "distributed_config", None)  # set only while a model is distributed; not saved
         for name in SIZES:
             if (getattr(spread, name, None) or 1) > 1:
                 raise spread_over_processes(f"{name}={getattr(spread, name)}")
@@ -83,7 +83,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             self._choose_layers(model, files)
 
     def _take_layers(self, model: Any, files: list[Path]) -> None:
-        """Put a layer where the files have an FP8 weight."""
+        """Replace each linear layer for which the files have an FP8 weight by a layer that waits for its tensors."""
         config = self.quantization_config
         about = {**model.config.to_dict(), "quantization_config": config.source}
         checkpoint = open_files(files, about)
@@ -100,7 +100,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         for key, layer in weights.items():
             named = names.of(key)
             if named.pattern is None and named.name not in names.parameters:
-                continue  # what the model does not have; transformers tells
+                continue  # the model has no such parameter, which transformers reports
             place = named.name.removesuffix(WEIGHT)
             linear = modules.get(place)
             if named.pattern is not None or type(linear) is not nn.Linear:
@@ -117,7 +117,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
                 carry(modules[place], leaf, checkpoint.all_tensors[key])
 
     def _choose_layers(self, model: Any, files: list[Path]) -> None:
-        """Choose the weights that `fp8core quantize` would choose, as far as the model has linear layers for them."""
+        """Choose the weights that `fp8core quantize` would quantize, if the model has linear layers for them."""
         config, excluded = self.quantization_config, list(self.quantization_config.exclude or ())
         scheme: Any = config.scheme
         present = open_files(files).all_tensors
@@ -154,7 +154,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         config.source = plan.quantization_config
 
     def _names(self, model: Any, present: Iterable[str], fp8: set[str]) -> Names:
-        """Return the names of the checkpoint's tensors, after putting experts apart where some of them are FP8."""
+        """Return the names of the checkpoint's tensors, after unstacking the experts if weights of theirs are FP8."""
         transforms = transforms_of(model)
         names = Names(model, transforms)
         named = names.of_all(key for key in present if key.endswith(WEIGHT))
@@ -170,22 +170,22 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     # While they are loaded.
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any = None) -> list[Any]:
-        """Leave out the converters that would stack experts which stay apart."""
+        """Return transformers' converters without those that would stack experts which stay unstacked."""
         del model
         return [one for one in weight_conversions if not has(one, self._unstacked)]
 
     def param_needs_quantization(self, model: Any, param_name: str, **_: Any) -> bool:
-        """Return whether a weight is quantized when it is loaded."""
+        """Return whether to quantize a weight when it is loaded."""
         del model
         return param_name in self._chosen
 
     def get_quantize_ops(self) -> Any:
-        """Return what quantizes a weight."""
+        """Return the operation that quantizes a loaded weight."""
         return Quantize(self.quantization_config, self._chosen)
 
     @property
     def quantized_element_size(self) -> float:
-        """The bytes of an element of what `param_needs_quantization` names."""
+        """The bytes per element of a weight for which `param_needs_quantization` is true."""
         return 1.0
 
     # Afterwards.
@@ -198,10 +198,10 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, str]]:
-        """Return the state to save: with scales named, shaped and typed as in the checkpoint that was loaded.
+        """Return the state to save: scales have the names, shapes and dtypes of the checkpoint that was loaded.
 
         Raises:
-            CheckpointError: a layer is FP8 no more, and the configuration to be saved still says that it is.
+            CheckpointError: a layer is no longer FP8, while the configuration to be saved says that it is.
         """
         modules = dict(model.named_modules())
         for name in self._loaded:
@@ -213,34 +213,34 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         return as_stored(model), {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
-        if isinstance(dtype, str):  # as save_pretrained leaves config.dtype, which is the default
+        if isinstance(dtype, str):  # the default is config.dtype, which save_pretrained turns into a string
             dtype = cast("torch.dtype", getattr(torch, dtype_name(dtype, "dtype", HIGH_PRECISION)))
         dequantize_model_(model, dtype)
         return model
 
     def is_serializable(self) -> bool:
-        """Return that models can be saved."""
+        """Return True: models can be saved."""
         return True
 
     @property
     def is_trainable(self) -> bool:
-        """That adapters can be trained on the frozen layers."""
+        """True: adapters can be trained on the frozen layers."""
         return True
 
     @property
     def is_compileable(self) -> bool:
-        """That models can be compiled."""
+        """True: models can be compiled."""
         return True
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]
-    """Quantizes a weight that has been loaded, and puts an FP8 layer in the place of the linear one."""
+    """Quantizes a loaded weight, and replaces its linear layer by an FP8 layer."""
 
     def __init__(self, config: Fp8CoreConfig, input_scales: Mapping[str, float | None]) -> None:
         self.config, self.input_scales = config, input_scales
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
-        """Return the codes and scales, as parameters of the new layer."""
+        """Return the codes and scales by name, as parameters of the new layer."""
         (loaded,) = input_dict.values()
         weight = loaded[0] if isinstance(loaded, list) else loaded
         place = full_layer_name.removesuffix(WEIGHT)
@@ -249,7 +249,7 @@ class Quantize(ConversionOps):  # type: ignore[misc]
         scheme = "tensor" if self.config.scheme == "static" else self.config.scheme
         scale = self.input_scales[full_layer_name]
         made = Linear.from_linear(linear, scheme=scheme, input_scale=scale, **self.config.options)
-        made._parameters["bias"] = linear._parameters["bias"]  # it knows whether it has been loaded
+        made._parameters["bias"] = linear._parameters["bias"]  # the same object, which is marked once it is loaded
         initialized(made)
         model.set_submodule(place, made)
         new = {name: made._parameters[name] for name in ("weight", "weight_scale", "input_scale")}

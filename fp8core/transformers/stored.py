@@ -1,4 +1,4 @@
-"""Layers of FP8 checkpoints: waiting for their tensors, taking them, and giving them back as the file had them."""
+"""Layers of FP8 checkpoints: made before their tensors are loaded, completed afterwards, saved in the file's form."""
 
 from typing import Any, NamedTuple
 
@@ -15,22 +15,22 @@ from fp8core.torch.frozen import without_values
 
 
 class Stored(NamedTuple):
-    """How a file stores a scale."""
+    """The form in which a file stores a scale."""
 
     name: str
-    """What it calls the tensor, after the name of the module."""
+    """The tensor's name in the file, without the name of the module."""
     dtype: str
-    """In safetensors' words."""
+    """The dtype, as safetensors names it."""
     shape: tuple[int, ...]
     widths: tuple[int, ...] = ()
-    """Of fused weights with a scale for each layer in them: the rows of each."""
+    """For a fused weight with one scale for each layer in it: the number of rows of each layer."""
 
     def empty(self) -> Tensor:
-        """Return a tensor without memory that such a scale can be loaded into."""
+        """Return a meta tensor of the file's shape and dtype, in whose place the scale can be loaded."""
         return torch.empty(self.shape, dtype=torch_dtype(self.dtype), device="meta")
 
     def canonical(self, loaded: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the numbers in float32, in the shape that a layer has."""
+        """Return a loaded scale as float32, in the shape of a layer's scale."""
         numbers = loaded.detach()
         if numbers.dtype == torch.uint8:
             numbers = numbers.view(torch.float8_e8m0fnu)
@@ -41,9 +41,9 @@ class Stored(NamedTuple):
         return numbers.reshape(shape).contiguous()
 
     def kept(self, scale: Tensor) -> Tensor | None:
-        """Return a layer's scale as the file had it, or in float32 where a 16-bit type would round what it is now.
+        """Return a layer's scale in the file's form, or in float32 if the file's 16-bit dtype would round it.
 
-        None where the file's form cannot hold it: powers of two, or one number for several rows.
+        Return None if the file's form cannot hold the scale: powers of two, or one number for several rows.
         """
         for one in (self, self._replace(dtype="F32")) if self.dtype in ("BF16", "F16") else (self,):
             made = one.as_stored(scale)
@@ -52,7 +52,7 @@ class Stored(NamedTuple):
         return None
 
     def as_stored(self, scale: Tensor) -> Tensor:
-        """Return a layer's scale in the file's form, rounded."""
+        """Return a layer's scale in the file's form, rounded to its dtype."""
         numbers = scale.detach()
         if self.widths:
             starts = [sum(self.widths[:at]) for at in range(len(self.widths))]
@@ -64,7 +64,7 @@ class Stored(NamedTuple):
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return a dtype of safetensors in torch."""
+    """Return the torch dtype of a dtype name of safetensors."""
     known = DTYPES.get(name)
     found = None if known is None else getattr(torch, str(known), None)
     if not isinstance(found, torch.dtype):
@@ -73,15 +73,16 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def safetensors_dtype(dtype: torch.dtype) -> str:
-    """Return what safetensors calls a dtype of torch."""
+    """Return the name of a torch dtype in safetensors."""
     return next(name for name, known in DTYPES.items() if getattr(torch, str(known), None) == dtype)
 
 
 def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear:
-    """Return a layer without values that takes a file's tensors by their own names; `complete` makes it callable.
+    """Return a layer on the meta device whose parameters have the file's names; `complete` makes it callable.
 
     Raises:
-        CheckpointError: no layer here multiplies by such a weight.
+        CheckpointError: the tensors do not make a layer, its scales have no scheme of `Linear`, or its shape is not
+            that of ``linear``.
     """
     fault = layer.fault()
     if fault:
@@ -113,17 +114,17 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
 
 
 def initialized(layer: Linear) -> None:
-    """Keep transformers from giving a layer random weights, which it has for no FP8."""
+    """Mark a layer as initialized: transformers cannot initialize FP8 weights at random."""
     layer._is_hf_initialized = True
 
 
 def carry(module: nn.Module, name: str, tensor: Any) -> None:
-    """Let a module keep a tensor of the checkpoint that nothing here computes with, so that it is saved again."""
+    """Register a buffer for a tensor of the checkpoint that no computation here uses, so that it is saved again."""
     module.register_buffer(name, torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype), device="meta"))
 
 
 def complete(name: str, layer: Linear) -> None:
-    """Give a layer its scales from what was loaded under the file's names, and aligned rows; freeze it.
+    """Convert the scales that were loaded under the file's names, align the rows of the weight, and freeze the layer.
 
     Raises:
         DeviceError: the layer was not loaded to a device.
@@ -141,14 +142,14 @@ def complete(name: str, layer: Linear) -> None:
     align_rows_(layer.weight)
     bias = layer._parameters["bias"]
     if bias is not None and not getattr(bias, "_is_hf_initialized", False):
-        bias.zero_()  # the file has none, of which transformers tells
+        bias.zero_()  # the file has no bias, which transformers reports
 
 
 def as_stored(model: nn.Module) -> dict[str, Any] | None:
-    """Return a model's state with scales as the files had them that it was loaded from; None if it has none such.
+    """Return a model's state with scales in the form of the files they were loaded from; None if there are none.
 
     Raises:
-        CheckpointError: a scale was changed since, and its file's form cannot hold it.
+        CheckpointError: a scale has changed since loading, and the file's form cannot hold it.
     """
     layers = {name: one for name, one in model.named_modules() if isinstance(one, Linear) and "stored" in one.__dict__}
     if not layers:
@@ -167,6 +168,6 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
 
 
 def _leaf(layer: Layer, tensor: Any) -> str:
-    """Return what a file calls a tensor after the module's name."""
+    """Return the part of a tensor's name in the file after the module's name."""
     leaf: str = tensor.name.removeprefix(f"{layer.name}.")
     return leaf

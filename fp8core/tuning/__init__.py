@@ -1,4 +1,4 @@
-"""The fastest kernel of a product on this GPU: timed on request, kept in a file, and never timed within a call."""
+"""Tuning: times the kernels of a product on this GPU, only on request, and keeps the results in a file."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Tunings in a file, a line each: written whole under a lock, and read with one warning about what is of no use."""
+"""Tunings in a file, one per line: written atomically under a lock, and read with one warning about unusable lines."""
 
 import errno
 import os
@@ -22,15 +22,15 @@ from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
 LARGEST: Final = 256 << 20
-"""Bytes of a file; a line has one to three thousand."""
+"""The largest accepted file, in bytes; a line has one to three thousand."""
 _BEGINNING: Final = b'{"check":'
-"""Of each line."""
+"""The beginning of each line."""
 _SHOWN: Final = "GPU", "driver", "BLAS library", "fp8core", "kernels"
-"""What the fields of a `Machine` are called."""
+"""The names of the fields of a `Machine` in messages."""
 
 
 class Contents(NamedTuple):
-    """What a file holds: tunings of any machine, how many lines are none, and whether nothing in it ever was one."""
+    """The contents of a file: tunings of any machine, the number of damaged lines, and whether it is another file."""
 
     tunings: list[Tuning]
     damaged: int
@@ -38,30 +38,30 @@ class Contents(NamedTuple):
 
 
 def tunings_file() -> Path:
-    """Return the file that is meant where none is named: ``$FP8CORE_TUNINGS``, or one in the user's data folder."""
+    """Return the default file: ``$FP8CORE_TUNINGS``, or ``tunings.jsonl`` in the user's data folder."""
     named = os.environ.get(FILE_VARIABLE)
     return Path(named) if named else user_folder(platformdirs.user_data_path, ".local/share") / "tunings.jsonl"
 
 
 def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[Tuning] | None = None) -> Path:
-    """Write tunings to a file, beside those that it has: of the same product on the same kind of machine the new one.
+    """Add tunings to a file; a new one replaces the old one for the same product on the same kind of machine.
 
-    Several processes may do so at the same time: each waits for the others. Readers see the old file or the new one.
+    Several processes may save at the same time: each waits for the others. Readers see the old file or the new one.
 
     Args:
-        path: the file, which is made if it is missing, and so are its folders. None is ``$FP8CORE_TUNINGS``, or without
-            it ``tunings.jsonl`` in the user's data folder for fp8core.
-        tunings: what is written; None is all that was tuned or loaded in this process.
+        path: the file; it and its folders are made if they are missing. None means ``$FP8CORE_TUNINGS``, or if that is
+            not set ``tunings.jsonl`` in the user's data folder for fp8core.
+        tunings: the tunings to write; None means all that were tuned or loaded in this process.
 
     Returns:
-        The file.
+        The path of the file.
 
     Raises:
-        OSError: the file cannot be read or written. It is as it was.
-        TuningError: the file is one of something else. It is as it was.
+        OSError: the file cannot be read or written. It is unchanged.
+        TuningError: the file holds something other than tunings. It is unchanged.
 
     Warns:
-        RuntimeWarning: the file held lines that are damaged; they are gone.
+        RuntimeWarning: the file had damaged lines; they have been removed.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -82,14 +82,14 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
 
 
 def check_writable(path: Path) -> None:
-    """Raise what would keep `save_tunings` from writing a file, before hours are spent on what it is to hold."""
+    """Raise the error that would keep `save_tunings` from writing a file, before hours are spent on tuning."""
     with _opened(path):
         pass
 
 
 @contextmanager
 def _opened(given: Path) -> Iterator[tuple[Path, Contents]]:
-    """Give the file itself, its lock held, and what it holds; raises OSError, or TuningError if that is strange."""
+    """Lock a file; yield its real path and its contents. Raises OSError, or TuningError if it holds something else."""
     if is_homeless(given):
         raise FileNotFoundError(errno.ENOENT, WITHOUT_HOME, str(given))
     file = Path(os.path.realpath(given))
@@ -100,7 +100,7 @@ def _opened(given: Path) -> Iterator[tuple[Path, Contents]]:
 
 
 def _accepted(file: Path, given: Path) -> Contents:
-    """Return what a file holds, nothing if it is missing; raises OSError, or TuningError if that is strange."""
+    """Return the contents of a file, empty if it is missing; raise TuningError if it holds something else."""
     try:
         found = _read(file)
     except FileNotFoundError:
@@ -111,23 +111,23 @@ def _accepted(file: Path, given: Path) -> Contents:
 
 
 def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ...]:
-    """Let products run what a file says was the fastest for them on such a machine.
+    """Make products run the kernel that, by a file, was the fastest for them on such a machine.
 
-    A tuning counts where GPU, driver, BLAS library, fp8core and its kernels are those that were timed, on all devices
-    of that kind. It replaces what was tuned or loaded for the same product before. Nothing else that uses the same
-    products should be running meanwhile.
+    A tuning is used if the GPU, driver, BLAS library, fp8core and its kernels are the ones that were timed; it is then
+    used on all devices of that kind. It replaces an earlier tuning of the same product. Nothing else should use the
+    same products meanwhile.
 
     Args:
-        path: the file. None is as for `save_tunings`, and may be missing.
+        path: the file. None means the default of `save_tunings`, which may be missing.
 
     Returns:
-        The tunings that count here.
+        The tunings that are used here.
 
     Raises:
-        OSError: the file that was named cannot be read.
+        OSError: the file cannot be read. Only the one in the user's data folder may be missing.
 
     Warns:
-        RuntimeWarning: once, if lines are damaged, or if none of them counts here.
+        RuntimeWarning: once, if lines are damaged, or if no tuning can be used here.
 
     Examples:
         >>> import fp8core
@@ -156,7 +156,7 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
 
 
 def load_named() -> None:
-    """Load the file in ``$FP8CORE_TUNINGS``, if it is set; one that cannot be read is a warning."""
+    """Load the file in ``$FP8CORE_TUNINGS``, if that is set; warn if the file cannot be read."""
     if not os.environ.get(FILE_VARIABLE):
         return
     try:
@@ -166,7 +166,7 @@ def load_named() -> None:
 
 
 def _read(file: Path) -> Contents:
-    """Return what a file holds; raises OSError."""
+    """Return the contents of a file; raise OSError if it cannot be read."""
     with file.open("rb") as opened:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
@@ -182,8 +182,8 @@ def _read(file: Path) -> Contents:
 
 
 def _write(file: Path, text: str) -> None:
-    """Write a file so that readers see all of it or what was there before; its lock is held."""
-    for left in file.parent.iterdir():  # by writers that were killed: who holds the lock is alone
+    """Write a file atomically: readers see the old or the new contents. The caller holds its lock."""
+    for left in file.parent.iterdir():  # left by writers that were killed, as this one holds the lock
         if re.fullmatch(rf"\.{re.escape(file.name)}\.[0-9a-f]{{16}}", left.name):
             left.unlink()
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
@@ -197,24 +197,24 @@ def _write(file: Path, text: str) -> None:
     except BaseException as error:
         with suppress(FileNotFoundError):
             temporary.unlink()
-        if isinstance(error, OSError):  # a full disk names no file
+        if isinstance(error, OSError):  # the error of a full disk has no file name
             error.filename = str(file)
         raise
 
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, where the file system has locks: that of an empty file beside it, which stays."""
+    """Hold the lock of a file, if the file system supports locks: that of an empty file beside it, which is kept."""
     beside = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         lock(beside)
         yield
     finally:
-        os.close(beside)  # which gives the lock back
+        os.close(beside)  # releases the lock
 
 
 def _why_none(tunings: list[Tuning]) -> str:
-    """Return what keeps tunings from counting here, each with how many it concerns."""
+    """Return the reasons why tunings are not used here, each with the number of tunings."""
     here = [machine(device.target(i)) for i in range(device.count())]
     if not here:
         return f"{_lines(len(tunings))} of a GPU, and here is none: {device.why_none()}"

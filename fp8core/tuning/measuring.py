@@ -1,4 +1,4 @@
-"""`tune`: every candidate of a call's product timed, and the fastest chosen."""
+"""`tune`: times every candidate for the product of a call, and chooses the fastest."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,17 +21,17 @@ MARGIN: Final = 0.02
 """A candidate must beat the default by at least this fraction; smaller differences are noise."""
 
 Stopwatch = Callable[[ScaledMm, Sequence[Matmul]], Sequence[float]]
-"""Returns the microseconds of each launch of a problem, infinite for one that is out of the question."""
+"""Returns the microseconds of each launch of a problem; infinite for a launch that fails or is far too slow."""
 
 
 def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
-    """Time what can run the product of a call, and let the fastest run such calls from now on in this process.
+    """Time all kernels that can run the product of a call; in this process, such calls run the fastest from now on.
 
-    The call is described as for `explain`; it is not made. Every able kernel is timed, and every algorithm that
-    cuBLASLt or hipBLASLt offers, on operands of the call's shapes and strides and of made-up values, which take
-    device memory of their own meanwhile: about 200 MB, or two weights. m, n, k, dtypes, scale modes, strides and
-    alignments make a problem, so tune each m that matters. The weight of a layer is taken to be settled, as it is in
-    all calls but the first. `save_tunings` keeps the result for other processes.
+    The call is described as for `explain`, and not made. All able kernels, and all algorithms that cuBLASLt or
+    hipBLASLt offer, are timed with synthetic operands of the call's shapes and strides. These take device memory
+    during the timing: about 200 MB, or two weights. A problem consists of m, n, k, dtypes, scale modes, strides and
+    alignments, so tune each m that matters. A layer is timed with a weight that may be read early, as in all its calls
+    but the first. `save_tunings` keeps the result for other processes.
 
     Args:
         function: `scaled_mm`, `scaled_mm_nt`, `linear` or an `Fp8Linear`.
@@ -40,13 +40,13 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
 
     Raises:
         TypeError: the function has no product, or does not take the arguments.
-        TuningError: a stream that the arguments' frameworks work on is being captured into a graph: timing would
-            make the capture invalid.
-        UnsupportedProblemError: the call is batch-invariant, on the host, or one that no kernel can run.
-        Fp8Error: what the call itself would refuse.
+        TuningError: a current stream of the arguments' frameworks is being captured into a graph: timing would
+            invalidate the capture.
+        UnsupportedProblemError: the call is batch-invariant, or on the host, or no kernel can run it.
+        Fp8Error: the call itself would be refused.
 
     Returns:
-        Tuning: the times, and what was chosen. ``print`` it.
+        Tuning: the times, and the choice. ``print`` it.
 
     Examples:
         ``tuning = fp8core.tune(layer, x)`` with arrays of a GPU. There is nothing to choose from on the host:
@@ -71,19 +71,19 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
 
 
 def product_of(problem: Any) -> ScaledMm:
-    """Return the product of a problem that is one or has one."""
+    """Return the product of a `Linear` problem, or a problem that is itself a product."""
     product = problem.product if isinstance(problem, Linear) else problem
     assert isinstance(product, ScaledMm)
     return product
 
 
 def refuse_captures(operands: Sequence[Any] = ()) -> None:
-    """Raise TuningError where CuPy's current stream, or that of an operand's framework, is being captured."""
+    """Raise TuningError if CuPy's current stream, or that of an operand's framework, is being captured."""
     if device.count() == 0:
         return
     streams = {"CuPy's current stream": int(device.cupy().cuda.get_current_stream().ptr)}
     for operand in operands:
-        with suppress(Fp8Error):  # no array, or one that `explain` refuses with the operand's name
+        with suppress(Fp8Error):  # not an array, or one that `explain` refuses with the operand's name
             view = interop.view(operand, "operand")
             if view.target.platform != "host":
                 streams[f"the current stream of a {type(operand).__name__}"] = interop.stream_of(view)
@@ -93,7 +93,7 @@ def refuse_captures(operands: Sequence[Any] = ()) -> None:
 
 
 def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
-    """Return what ``times`` says of the candidates of a problem."""
+    """Time all candidates of a problem with ``times``, and return the tuning."""
     if problem.target.platform == "host":
         raise UnsupportedProblemError("tune needs a GPU, whose kernels it times, got the host")
     if problem.batch_invariant:

@@ -1,11 +1,11 @@
-"""`tune_shapes`: products of linear layers tuned by their shapes alone."""
+"""`tune_shapes`: tunes the products of linear layers, given only their shapes."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from fp8core import timing
 from fp8core.core.explaining import ArraySpec
-from fp8core.core.specs import whole_numbers
+from fp8core.core.specs import one_of, whole_numbers
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
@@ -37,23 +37,23 @@ def tune_shapes(
 ) -> tuple[Tuning, ...]:
     """Tune the products of linear layers by their shapes: `tune` without arrays.
 
-    The products are those of `Fp8Linear` with contiguous inputs and weights in arrays of their own, as frameworks
-    allocate them.
+    The products are those of `Fp8Linear`, with inputs and weights that are contiguous and aligned like new arrays of
+    the frameworks.
 
     Args:
-        shapes: (m, n, k): rows, output channels, and the shared axis. One that comes again is tuned once.
+        shapes: triples (m, n, k): rows, output channels, and the shared axis. Repeated shapes are tuned once.
         scheme: "channel" (scales per token and per channel), "tensor", or "block" (1x128 and 128x128).
-        dtype: of inputs and results.
-        bias: whether the layers have one, of that dtype.
-        device: the GPU, as for `capabilities`; None is the current one.
-        progress: called after each product with its tuning, how many are done, and how many there are.
+        dtype: the dtype of inputs and results.
+        bias: whether the layers have a bias, in that dtype.
+        device: the GPU, as for `capabilities`; None means the current one.
+        progress: called after each product with its tuning, the number of products done, and their total number.
 
     Returns:
         A tuning for each product.
 
     Raises:
-        ShapeError: a shape has not three positive numbers.
-        ScaleError: the scheme is another.
+        ShapeError: a shape does not have three positive numbers.
+        ScaleError: the scheme is not one of these.
         TuningError: CuPy's current stream is being captured into a graph.
         UnsupportedProblemError: there is no GPU, or no kernel can run a product.
 
@@ -78,16 +78,16 @@ def layer_product(
     bias: bool = False,
     device: int | str | Target | None = None,
 ) -> ScaledMm:
-    """Return the product that a linear layer of a shape poses, whose weight is settled.
+    """Return the product of a linear layer of a shape, whose weight may be read early.
 
     Raises:
-        ShapeError: the shape has not three positive numbers.
-        ScaleError: the scheme is another.
+        ShapeError: the shape does not have three positive numbers.
+        ScaleError: the scheme is not one of `SCHEMES`.
     """
     extents = whole_numbers(shape)
     if extents is None or len(extents) != 3 or min(extents) < 1:
         raise _no_triples(shape)
-    if scheme not in tuple(SCHEMES):  # which asks nothing for its hash
+    if not one_of(scheme, SCHEMES):
         raise ScaleError(f"scheme needs one of {', '.join(SCHEMES)}, got {scheme!r}")
     m, n, k = extents
     target = target_of(device, "device")
@@ -104,7 +104,7 @@ def _no_triples(got: object) -> ShapeError:
 
 
 def tuned(products: Iterable[ScaledMm], progress: Told | None, times: Stopwatch | None = None) -> tuple[Tuning, ...]:
-    """Time the candidates of each product, and let it run the fastest."""
+    """Time the candidates of each product, and apply the fastest."""
     wanted = list(dict.fromkeys(products))
     refuse_captures()
     found = []

@@ -1,4 +1,4 @@
-"""What JSON has read, as the named tuples that were written: every field with a value of its type."""
+"""Converts values read from JSON back to named tuples, and checks the type of every field."""
 
 from functools import cache
 from types import EllipsisType
@@ -6,15 +6,15 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 def typed(kind: Any, given: Any, name: str) -> Any:
-    """Return a value of JSON as a type has it: a named tuple, a tuple, a ``Literal``, or a plain type.
+    """Convert a value of JSON to a type: a named tuple, a tuple, a ``Literal``, or a plain type.
 
     Args:
         kind: the type, as an annotation.
-        given: for a named tuple a dictionary of all its fields, or a list of them; for a tuple a list.
-        name: what errors call it.
+        given: for a named tuple a dictionary or list of all its fields; for a tuple a list.
+        name: the name of the value in error messages.
 
     Raises:
-        ValueError: it is not of the type.
+        ValueError: the value does not have the type.
     """
     if get_origin(kind) is Literal:
         if given in get_args(kind):

@@ -1,4 +1,4 @@
-"""What was timed of a product, as a plain value: printed, applied, written as a line of JSON, and read again."""
+"""Tunings as plain values: can be printed, applied, written as a line of JSON, and read back."""
 
 import hashlib
 import json
@@ -21,33 +21,33 @@ from fp8core.tuning.typed import typed
 
 
 class Machine(NamedTuple):
-    """What times depend on beside the call."""
+    """Everything besides the call that times depend on."""
 
     gpu: str
     driver: int
-    """As ``cuDriverGetVersion`` or ``hipDriverGetVersion`` gives it: 13000 is 13.0."""
+    """The version from ``cuDriverGetVersion`` or ``hipDriverGetVersion``: 13000 is 13.0."""
     library: int
-    """The version of the BLAS library; 0 without one, or of one that does not tell."""
+    """The version of the BLAS library; 0 if there is none, or if it does not report one."""
     fp8core: str
     sources: str
     """A hash of the kernels, and of the modules that prepare them."""
 
 
 class Timed(NamedTuple):
-    """A kernel, which of its algorithms (0 is the one that runs without tuning), and the microseconds of a call."""
+    """A kernel, the number of its algorithm (0 runs without tuning), and the microseconds of a call."""
 
     kernel: str
     algorithm: int
     us: float
     name: str = ""
-    """The algorithm's own name, where a kernel has several: their order is not the same in every process."""
+    """The name of the algorithm if the kernel has several: their order is not the same in every process."""
 
     def __str__(self) -> str:
         return f"{self.kernel}{f' algorithm {self.algorithm}' if self.algorithm else ''}: {self.us:.2f} us"
 
 
 class Line(NamedTuple):
-    """What a line of JSON holds beside its checksum."""
+    """The contents of a line of JSON besides its checksum."""
 
     machine: Machine
     problem: ScaledMm
@@ -58,10 +58,10 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Tuning:
-    """What `tune` found for the product of a call: a value that another process on such a machine can `apply`.
+    """The result of `tune` for the product of a call; another process on such a machine can `apply` it.
 
-    ``print`` lists all times. `save_tunings` and `load_tunings` keep those of a process in a file, ``to_json`` and
-    ``from_json`` carry a single one.
+    ``print`` lists all times. `save_tunings` and `load_tunings` keep the tunings of a process in a file; ``to_json``
+    and ``from_json`` convert a single one.
 
     Examples:
         Made-up times of a product of 16 rows:
@@ -86,9 +86,10 @@ class Tuning:
 
     machine: Machine
     chosen: Timed
-    """What such calls run from now on; its time is infinite where nothing could be timed to the end."""
+    """The kernel and algorithm that such calls run from now on; the time is infinite if no candidate was timed
+    fully."""
     timed: tuple[Timed, ...]
-    """What was timed to the end, in the order of preference without tuning."""
+    """All candidates that were timed fully, in the order of preference without tuning."""
     _problem: ScaledMm
 
     @property
@@ -113,12 +114,12 @@ class Tuning:
 
     @property
     def scales(self) -> tuple[Granularity, Granularity]:
-        """What shares a scale in a and in the weight: "tensor", "row", "group" (1x128) or "block" (128x128)."""
+        """The granularity of the scales of a and of the weight: "tensor", "row", "group" (1x128), "block" (128x128)."""
         return self._problem.scale_a, self._problem.scale_b
 
     @property
     def gain(self) -> float:
-        """By which part of the tuned time the choice without tuning is slower: 0.1 is 10 %."""
+        """How much slower the choice without tuning is, as a fraction of the tuned time: 0.1 is 10 %."""
         return self.timed[0].us / self.chosen.us - 1 if self.timed else 0.0
 
     def _call(self) -> str:
@@ -135,13 +136,14 @@ class Tuning:
 
     @property
     def key(self) -> tuple[Machine, ScaledMm]:
-        """What it is about: the machine, and the product whatever device of its kind it is on."""
+        """The machine, and the product without the ordinal of its device."""
         return self.machine, self._problem._replace(target=normal(self._problem.target), prefetch_weight=False)
 
     def problems(self) -> list[ScaledMm]:
-        """Return the products that it is for: on every device here that is like the one that was timed.
+        """Return the products that the tuning applies to, for every device here that is like the timed one.
 
-        Each twice: as the first call of an `Fp8Linear` poses it, and as all others do.
+        Each comes twice: as in the first call of an `Fp8Linear`, and as in its later calls, which read the weight
+        early.
         """
         places = [at for i in range(device.count()) if alike(at := device.target(i), self._problem.target)]
         return [
@@ -152,12 +154,13 @@ class Tuning:
         ]
 
     def apply(self) -> None:
-        """Let every call with this problem run what was chosen, on every device like the one that was timed.
+        """Make all calls with this problem run the chosen kernel, on every device like the timed one.
 
-        Nothing else that uses the same problem should be running meanwhile: it may still get the former kernel.
+        Nothing else should use the same problem meanwhile: it may still get the former kernel.
 
         Raises:
-            TuningError: the GPU, its driver, the BLAS library or fp8core is another than where the times come from.
+            TuningError: the GPU, its driver, the BLAS library or fp8core differs from that of the times.
+            UnsupportedProblemError: the chosen kernel or algorithm is not available here.
         """
         problems = self.problems()
         if not problems:
@@ -190,7 +193,7 @@ class Tuning:
         """Return the tuning that `to_json` wrote.
 
         Raises:
-            TuningError: the text is not such a line, is damaged, or comes from a version whose lines have other fields.
+            TuningError: the text is not such a line, is damaged, or is from a version with other fields.
         """
         if not isinstance(text, str):
             raise TuningError(f"not a tuning: text needs a line of JSON, got {type(text).__name__}")
@@ -211,40 +214,40 @@ class Tuning:
 
 
 APPLIED: Final[dict[tuple[Machine, ScaledMm], Tuning]] = {}
-"""What was tuned or loaded in this process, and can be saved: of each product what came last."""
+"""The tunings of this process, which can be saved: for each product the one tuned or loaded last."""
 
 
 def applied(tunings: Sequence[Tuning]) -> None:
-    """Remember tunings that the table knows, and let calls be planned anew."""
+    """Remember tunings that the table has, and drop all planned calls."""
     APPLIED.update((tuning.key, tuning) for tuning in tunings)
     LINEAR.forget()
     forget()
 
 
 def checksum(fields: dict[str, Any]) -> str:
-    """Return what tells a damaged line from a whole one."""
+    """Return a checksum by which damaged lines are detected."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def time_of(kernel: str, algorithm: int, name: str, timed: Sequence[Timed]) -> Timed:
-    """Return what was timed of an algorithm; its time is infinite where it was not timed to the end."""
+    """Return the entry of an algorithm in ``timed``; one with infinite time if it was not timed fully."""
     wanted = (one for one in timed if (one.kernel, one.algorithm, one.name) == (kernel, algorithm, name))
     return next(wanted, Timed(kernel, algorithm, math.inf, name))
 
 
 def alike(one: Target, other: Target) -> bool:
-    """Return whether two targets differ in nothing but the device's number."""
+    """Return whether two targets are equal except for the device's ordinal."""
     return normal(one) == normal(other)
 
 
 def normal(target: Target) -> Target:
-    """Return a target without its device's number."""
+    """Return a target without the device's ordinal."""
     return target._replace(device=0)
 
 
 @cache
 def machine(target: Target) -> Machine:
-    """Return what times on a device depend on."""
+    """Return the `Machine` of a device."""
     from fp8core import __version__
 
     found = library.find(target.platform)

@@ -1,9 +1,9 @@
-"""The names that users of vLLM's ``w8a8_utils`` and ``scaled_fp8_quant`` know, over fp8core's operations.
+"""The functions of vLLM's ``w8a8_utils``, and ``scaled_fp8_quant``, with their names, over fp8core's operations.
 
-No kernels and no logic of its own: every function is a way into `fp8core.quantize`, `fp8core.scaled_mm` and their
-neighbours, and takes and gives arrays of any framework. Weights are ``[k, n]`` with contiguous columns, as these
-names' users pass them. A scale of one number may be a Python or NumPy number. Formulas, dtypes and errors are those of
-`fp8core.quantize` and `fp8core.scaled_mm`; errors name the operands by the names that they have here.
+The module has no kernels and no logic of its own: every function calls `fp8core.quantize`, `fp8core.scaled_mm` or
+another operation, and takes and returns arrays of any framework. Weights are ``[k, n]`` with contiguous columns, as
+vLLM passes them. A scale of one number may be a Python or NumPy number. Formulas, dtypes and errors are those of
+`fp8core.quantize` and `fp8core.scaled_mm`; error messages use the operand names of these functions.
 
 Names and signatures are those of ``vllm/model_executor/layers/quantization/utils/w8a8_utils.py`` of vLLM 0.9 and of
 ``vllm/_custom_ops.py`` (``scaled_fp8_quant``).
@@ -56,9 +56,9 @@ __all__ = [
 ]
 
 TORCH_DEVICE_IDENTITY = None
-"""Kept for importers: no product here needs a tensor of ones."""
+"""Kept for code that imports it: no product here needs a tensor of ones."""
 USE_ROWWISE_TORCH_SCALED_MM = False
-"""Kept for importers: no product here goes through torch."""
+"""Kept for code that imports it: no product here calls torch."""
 
 CUTLASS_FP8_SUPPORTED: bool
 CUTLASS_BLOCK_FP8_SUPPORTED: bool
@@ -88,7 +88,7 @@ def cutlass_block_fp8_supported() -> bool:
 
 
 def cutlass_group_gemm_supported() -> bool:
-    """Return whether a grouped FP8 product exists here.
+    """Return whether fp8core has a grouped FP8 product.
 
     Examples:
         >>> from fp8core import w8a8
@@ -99,7 +99,7 @@ def cutlass_group_gemm_supported() -> bool:
 
 
 def sparse_cutlass_supported() -> bool:
-    """Return whether a 2:4 sparse FP8 product exists here.
+    """Return whether fp8core has a 2:4 sparse FP8 product.
 
     Examples:
         >>> from fp8core import w8a8
@@ -124,7 +124,7 @@ def __getattr__(name: str) -> bool:
 
 
 def maybe_create_device_identity() -> None:
-    """Do nothing: kept for importers.
+    """Do nothing: kept for code that calls it.
 
     Examples:
         >>> from fp8core import w8a8

@@ -1,4 +1,4 @@
-"""The calls of vLLM's names: a quantization, products, and a layer."""
+"""Functions with vLLM's names: a quantization, products, and a layer."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ QUANTIZE: Final = quantize_operation("input", "output")
 QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")
 PRODUCT: Final = product_operation("qinput", "weight", stored=False)
 APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
-"""Errors call the operands by vLLM's names."""
+"""Like all operations here, with vLLM's operand names in error messages."""
 INPUT: Final = interop.Operand("input", *HIGH_PRECISION)
 ANY_INPUT: Final = interop.Operand("input", *HIGH_PRECISION, *FORMATS)
 OUTPUT: Final = interop.Operand("output", *FORMATS)
@@ -34,16 +34,16 @@ def scaled_fp8_quant(
     output: Array | None = None,
     group_shape: tuple[int, int] | None = None,
 ) -> tuple[Any, Any]:
-    """Return ``(data, scale)`` of a matrix ``[m, k]``: `fp8core.quantize` under the names vLLM's users know.
+    """Return ``(data, scale)`` of a matrix ``[m, k]``: `fp8core.quantize` with vLLM's name and arguments.
 
     Args:
         input: float32, float16 or bfloat16 ``[m, k]``.
         scale: a given scale, a number or a float32 array; without it the scale is dynamic.
-        num_token_padding: give at least so many rows, at most 2**31 - 1.
-        scale_ub: an upper bound of amax, per token only; per tensor it has no meaning and is ignored.
-        use_per_token_if_dynamic: one scale for each token instead of one for the tensor, when the scale is dynamic.
-        output: an FP8 array for the data; otherwise it is of the device's own E4M3.
-        group_shape: groups of a given scale that has more than one number.
+        num_token_padding: the least number of rows of the result, at most 2**31 - 1.
+        scale_ub: an upper bound of amax, per token only; ignored per tensor, where it has no meaning.
+        use_per_token_if_dynamic: with a dynamic scale, use one per token instead of one for the tensor.
+        output: an FP8 array for the data; without it the data has the native E4M3 format of the device.
+        group_shape: the groups of a given scale that has more than one number.
 
     Returns:
         tuple: FP8 data in the framework of ``input``, and its scale, ``[1]`` per tensor and ``[m, 1]`` per token.
@@ -79,7 +79,7 @@ def _product(
     most, n = (_extent(x, at, name) for x, at, name in ((qinput, 0, QINPUT), (weight, -1, WEIGHT)))
     shape = _extents(output_shape)
     rows: Any = math.prod(shape[:-1])
-    known = isinstance(rows, int) and isinstance(most, int)  # symbols of torch.export are not, and would be bounded
+    known = isinstance(rows, int) and isinstance(most, int)  # comparing symbols of torch.export would constrain them
     if (known and rows > most) or shape[-1:] != (n,):
         raise ShapeError(f"output_shape needs at most {most} rows of {n} columns, got {shape}")
     result = product_by(PRODUCT, qinput[:rows], weight, _rows_of(scale_a, rows), scale_b, bias, out_dtype)
@@ -89,7 +89,7 @@ def _product(
 def _extent(x: Any, axis: int, name: interop.Operand) -> Any:
     """Return an extent of an operand, which may be a symbol."""
     if not getattr(x, "shape", ()):
-        interop.declared(x, name)  # refuses what is no array
+        interop.declared(x, name)  # refuses anything but an array
         raise ShapeError(f"{name} needs two axes, got a 0-d array")
     return x.shape[axis]
 
@@ -106,12 +106,12 @@ def _extents(output_shape: Any) -> tuple[Any, ...]:
 
 
 def _symbol(extent: Any) -> bool:
-    """Return whether an extent is one that torch.export or jax.export does not know yet."""
+    """Return whether an extent is a symbol of torch.export or jax.export."""
     return type(extent).__module__.partition(".")[0] in ("torch", "jax") and not hasattr(extent, "dtype")
 
 
 def _rows_of(scale: Any, rows: int) -> Any:
-    """Return the scales of the first ``rows`` tokens: padding rows leave with their scales."""
+    """Return the scales of the first ``rows`` tokens, without those of padding rows."""
     shape = tuple(getattr(scale, "shape", ()))  # a number has none
     return scale[:rows] if len(shape) > 0 and shape[0] > rows and shape not in ((1,), (1, 1)) else scale
 
@@ -128,10 +128,10 @@ def cutlass_w8a8_scaled_mm(
     output_shape: Sequence[int],
     input_2d: Array | None = None,
 ) -> Any:
-    """Return `fp8core.scaled_mm` shaped as ``output_shape``, for any mix of scales per tensor and per row.
+    """Return `fp8core.scaled_mm` in the shape ``output_shape``, for any mix of scales per tensor and per row.
 
     Args:
-        qinput: FP8 ``[rows, k]``; rows beyond those of output_shape are padding and leave no trace.
+        qinput: FP8 ``[rows, k]``; rows beyond those of output_shape are padding and are ignored.
         weight: FP8 ``[k, n]``, columns contiguous.
         out_dtype: the result's dtype: bfloat16, float16 or float32.
         scale_a: the input's scale: a number, or float32 of one or of ``[rows, 1]``.
@@ -139,6 +139,9 @@ def cutlass_w8a8_scaled_mm(
         bias: ``[n]`` in out_dtype or float32, or None.
         output_shape: the result's shape, ``[..., n]``.
         input_2d: the unquantized input; not needed.
+
+    Returns:
+        An array of shape output_shape and dtype out_dtype, in the framework of qinput.
 
     Raises:
         ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.scaled_mm`.
@@ -168,9 +171,9 @@ def rocm_per_tensor_w8a8_scaled_mm(
     input_2d: Array | None,
     output_shape: Sequence[int],
 ) -> Any:
-    """Return what `cutlass_w8a8_scaled_mm` returns: the table chooses the kernel, and the arguments are the same.
+    """Return the same as `cutlass_w8a8_scaled_mm` for the same arguments: the table chooses the kernel.
 
-    vLLM's ``torch_per_tensor_...``, ``torch_per_token_...`` and ``torch_channelwise_w8a8_scaled_mm`` are this function.
+    ``torch_per_tensor_...``, ``torch_per_token_...`` and ``torch_channelwise_w8a8_scaled_mm`` are this function, too.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -196,13 +199,13 @@ def dispatch_w8a8_scaled_mm(
     per_tensor_activations: bool,
     use_per_token_if_dynamic: bool | None = None,
 ) -> Callable[..., Any]:
-    """Return the named product for a kind of scales; each leads into the same table, so all give the same numbers.
+    """Return vLLM's product function for a kind of scales; all use the same table and give the same numbers.
 
     Args:
-        cutlass_fp8_supported: what the function of that name said.
+        cutlass_fp8_supported: the result of the function `cutlass_fp8_supported`.
         per_tensor_weights: whether the weight has one scale.
         per_tensor_activations: whether the input has one scale.
-        use_per_token_if_dynamic: whether a dynamic scale is one for each token.
+        use_per_token_if_dynamic: whether a dynamic scale is per token.
 
     Examples:
         >>> from fp8core import w8a8
@@ -219,14 +222,14 @@ def dispatch_w8a8_scaled_mm(
 
 
 def fp8_of(x: Any, name: interop.Operand) -> str:
-    """Return the dtype of an array that has to be FP8."""
+    """Return the dtype of an array; refuse any but FP8."""
     dtype, target = interop.declared(x, name)
     specs.is_fp8(specs.TensorSpec(name, dtype, (), (), target))
     return dtype
 
 
 class Fp8LinearOp:
-    """An FP8 linear layer over a weight ``[k, n]``: quantizes its input, unless it is FP8, and multiplies.
+    """An FP8 linear layer for a weight ``[k, n]``: quantizes its input, unless that is FP8 already, and multiplies.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -246,9 +249,9 @@ class Fp8LinearOp:
         """Take vLLM's arguments.
 
         Args:
-            cutlass_fp8_supported: kept for callers; the table chooses the kernel.
-            use_per_token_if_dynamic: one scale for each token where the scale is dynamic.
-            pad_output: kept for callers; nothing here needs padding.
+            cutlass_fp8_supported: accepted and stored, but unused; the table chooses the kernel.
+            use_per_token_if_dynamic: with a dynamic scale, use one per token.
+            pad_output: accepted, but unused; no kernel here needs padding.
         """
         self.cutlass_fp8_supported = cutlass_fp8_supported
         self.use_per_token_if_dynamic = use_per_token_if_dynamic
@@ -266,17 +269,20 @@ class Fp8LinearOp:
         bias: Array | None = None,
         use_per_token_if_dynamic: bool | None = None,
     ) -> Any:
-        """Return ``input @ weight + bias`` for an input of any leading axes.
+        """Return ``input @ weight + bias`` for an input with any leading axes.
 
         Args:
             input: float32, float16 or bfloat16 ``[..., k]``, or FP8 together with input_scale.
             weight: FP8 ``[k, n]``, columns contiguous.
             weight_scale: a number, or float32 of one or of ``[n, 1]``.
-            out_dtype: the result's dtype; None is the input's own, bfloat16 where that is FP8.
+            out_dtype: the result's dtype; None means the input's dtype, or bfloat16 if the input is FP8.
             input_scale: a given scale of the input.
             input_scale_ub: an upper bound of amax per token.
             bias: ``[n]`` in the result's dtype or float32.
-            use_per_token_if_dynamic: overrides the layer's own.
+            use_per_token_if_dynamic: overrides the setting of the layer.
+
+        Returns:
+            ``[..., n]`` of the result's dtype, in the framework of the input.
 
         Raises:
             ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.linear`.

@@ -3,26 +3,27 @@
 #include "../../cuda_src/gemm/epilogue.cuh"
 #include "../../cuda_src/gemm/warp_sums.cuh"
 
-// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
-// weight b is streamed from memory once for every 16 of them.
+// Products of few rows by FP8 matrix instructions: out[m, n] = round(scale_a * (scale_b * acc) + bias), where acc is
+// the sum over k of a[m, k] * b[n, k] in fp32. The weight b is streamed from memory once for every 16 rows.
 //
-// A block makes 16 tokens x 16 channels. Its WAVEFRONTS take chunks of UNROLL * WARP bytes of k round-robin, each lane
-// 16 bytes of a row at a time, and add their sums in the order of the wavefronts: the bits of a row depend on n, k and
-// WAVEFRONTS alone, neither on m nor on the other rows.
-// Rows past m and n load the last row again, and their results are dropped; k past its end counts as zeros.
-// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16) and a grid
-// of row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads. Scale strides are 0 where one serves all rows.
+// A block makes 16 tokens x 16 channels. Its WAVEFRONTS waves take chunks of UNROLL * WARP bytes of k round-robin, a
+// lane 16 bytes of a row at a time; the block adds the waves' sums in their order. So the bits of a row depend on n, k
+// and WAVEFRONTS alone, not on m or other rows. Rows past m and n load the last row again, and their results are
+// dropped; k past its end counts as zeros.
+//
+// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16); a grid of
+// row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads; scale strides, 0 where one scale serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
 constexpr int PIECE = 16;   // bytes of a row that a lane loads at once
 constexpr int STEP = WARP;  // of k: a piece for each of the WARP / 16 lanes that share a row
 constexpr int CHUNK = UNROLL * STEP;
 constexpr int PITCH = MATRIX_SIDE + 4;
 
-// What a lane has of one chunk.
+// A lane's part of a chunk.
 struct Chunk {
     Vector16 weight[UNROLL], tokens[UNROLL];
 
-    // `left` bytes from the pointers on belong to the rows; the rest, if RAGGED says that there may be one, is zero.
+    // If RAGGED, only `left` bytes from the pointers on belong to the rows, and pieces past them are zero.
     template <bool RAGGED>
     DEVICE void load(const byte* weight_row, const byte* token_row, int left) {
 #pragma unroll

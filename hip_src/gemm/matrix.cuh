@@ -1,7 +1,7 @@
-// The matrix instructions of AMD GPUs, as tiles of 16 x 16 x 32: D += A * B by one wave, from two MFMA (gfx90a, gfx942,
-// gfx950) or WMMA (gfx11, gfx12) of 16-bit floats or, FP8_DIRECT, from those of codes (gfx942, gfx950, gfx12). Here the
-// 16-bit float is bf16, in which every number of an FP8 format is a normal one: gfx90a counts subnormal fp16 as zeros.
-// cuda_src/ptx/matrix.cuh says what each definition means.
+// The matrix instructions of AMD GPUs as tiles of 16 x 16 x 32, D += A * B by one wave: two MFMA (gfx90a, gfx942,
+// gfx950) or WMMA (gfx11, gfx12) of 16-bit floats or, with FP8_DIRECT, those of codes (gfx942, gfx950, gfx12). Here the
+// 16-bit float is bf16, in which every number of an FP8 format is normal, because gfx90a flushes subnormal fp16 numbers
+// to zero. cuda_src/ptx/matrix.cuh documents the definitions.
 #pragma once
 #include "../platform.cuh"
 #if FP8_DIRECT
@@ -91,7 +91,7 @@ DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<V
     sum = __builtin_bit_cast(Sum, d);
 }
 #else
-// Without matrix instructions, by exchanges between lanes: slow, and right.
+// Without matrix instructions, by shuffles: slow, but correct.
 template <int, int>
 DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<Vector16>& b) {
     for (int part = 0; part < WARP / 16; ++part)
@@ -107,7 +107,7 @@ DEVICE void multiply(Sum& sum, const FragmentOf<Vector16>& a, const FragmentOf<V
 }
 #endif
 
-// Two codes, each the upper byte of a half of `pair`, as bf16: exactly the upper half of their fp32.
+// Two codes, each the upper byte of a half of `pair`, as bf16: the upper halves of their fp32 numbers, exactly.
 template <int FORMAT>
 DEVICE unsigned widened_pair(unsigned pair) {
     float lo, hi;

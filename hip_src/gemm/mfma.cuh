@@ -1,9 +1,9 @@
-// The matrix instructions of FP8: D += W * T, W 16 channels x DEPTH of k, T DEPTH of k x 16 tokens, by one wave.
+// The FP8 matrix instructions of a wave: D += W * T with W 16 channels x DEPTH of k, and T DEPTH of k x 16 tokens.
 //
-// A lane holds, as eight bytes along k, the channel lane % 16 of W and the token lane % 16 of T, both at
-// k = 8 * (lane / 16). The order of k does not matter, only that W and T agree on it: a sum is what comes out.
-// Of D it holds the token lane % 16 and ROWS neighbouring channels from ROWS * (lane / 16).
-// gfx942 reads the codes as fnuz, gfx950 and gfx12 as OCP formats. Every lane of the wave has to take part.
+// A lane holds eight bytes along k, at k = 8 * (lane / 16), of channel lane % 16 of W and of token lane % 16 of T. The
+// order of k does not matter, only that W and T agree on it. Of D it holds token lane % 16 and ROWS neighbouring
+// channels, from ROWS * (lane / 16) on. gfx942 reads the codes as fnuz, gfx950 and gfx12 as OCP formats. Every lane of
+// the wave has to take part.
 #pragma once
 #include "../platform.cuh"
 
@@ -37,7 +37,7 @@ DEVICE Accumulator matrix_multiply(Vector8 weight, Vector8 tokens, Accumulator s
 #error "FP8 matrix instructions are those of gfx942, gfx950, gfx1200 and gfx1201"
 #endif
 
-// The same number in every lane of a wave, kept in a scalar register.
+// A number that is the same in every lane of a wave, in a scalar register.
 DEVICE int wave_uniform(int x) { return __builtin_amdgcn_readfirstlane(x); }
 
 // As load16, but never split into words that are loaded twice.
@@ -47,5 +47,5 @@ DEVICE Vector16 load16_whole(const void* p) {
     return {v.x, v.y, v.z, v.w};
 }
 
-// The compiler moves nothing across this point, so that loads stay in flight together.
+// The compiler moves nothing across this point, so that loads before it are in flight together.
 DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }

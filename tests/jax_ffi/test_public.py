@@ -10,6 +10,7 @@ import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import w8a8  # noqa: E402
 from fp8core.errors import LayoutError  # noqa: E402
+from fp8core.jax.programs import plain  # noqa: E402
 from jax_ffi.cases import CASES, K, cpu, same, weight, wide  # noqa: E402, F401
 
 COMPUTES = {
@@ -102,3 +103,29 @@ def test_vllms_names_are_those_of_errors():
             jax.jit(lambda x: op.apply(x, w.data.T, w.scale, input_scale=jnp.ones((4, 3))))(given)
     with pytest.raises(LayoutError, match="output needs to be writable, got an array of JAX"):
         jax.jit(lambda x: w8a8.scaled_fp8_quant(x, output=x.astype(jnp.float8_e4m3fn)))(x)
+
+
+class Name(str):
+    """As members of an Enum of texts have it."""
+
+    __slots__ = ()
+
+    def __str__(self):
+        return f"Name.{self[:]}"
+
+
+def test_options_that_are_equal_are_one():
+    """Calls are kept by their options: the first one of equal ones must not decide how the others end."""
+    wanted = fp8core.quantize(wide(3, K), group_shape=(1, 128), dtype="float8_e5m2")
+    x = jnp.asarray(wide(3, K))
+    for given in (
+        {"group_shape": (1.0, 128.0), "dtype": Name("float8_e5m2"), "scale_layout": Name("k")},
+        {"group_shape": (np.float32(1), np.int16(128)), "dtype": np.str_("float8_e5m2")},
+        {"group_shape": (1, 128), "dtype": "float8_e5m2"},
+    ):
+        assert same(fp8core.quantize(x, **given), wanted)
+    assert list(map(type, plain((1.0, np.float32(2), np.int8(3), True, 0.5, Name("k"))))) == [int] * 3 + [
+        bool,
+        float,
+        str,
+    ]

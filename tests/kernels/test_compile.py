@@ -64,6 +64,20 @@ class Use(NamedTuple):
     shared_bytes: int
 
 
+TWINS = {0x1201: 0x1200}
+"""Architectures whose code is that of another one, as `test_a_twin_has_the_same_code` shows."""
+
+
+def as_twin(target: Target, request: Request) -> tuple[Target, Request]:
+    """Return what is compiled in place of a request: the same for the twin of its target, if there is one."""
+    if target.arch not in TWINS:
+        return target, request
+    twin = target._replace(arch=TWINS[target.arch])
+    own, others = jit.standard_options(target), jit.standard_options(twin)
+    assert request.options[: len(own)] == own
+    return twin, request._replace(options=(*others, *request.options[len(own) :]))
+
+
 @cache
 def uses(target: Target, operation: str) -> dict[Request, Use]:
     """Return what the plans of an operation compile on ``target``."""
@@ -105,7 +119,7 @@ def binaries(request: pytest.FixtureRequest) -> Callable[[Target, str], Kernels]
             pytest.skip(reason)
         wanted = uses(target, operation)
         with ThreadPoolExecutor(2) as pool:
-            made = pool.map(lambda one: compilers.compiled(target, one, folder), wanted)
+            made = pool.map(lambda one: compilers.compiled(*as_twin(target, one), folder), wanted)
             return list(zip(wanted.values(), made, strict=True))
 
     return compile_all
@@ -142,6 +156,25 @@ def test_kernels_compile_and_stay_in_registers(target, operation, binaries):
         )
         if use.entry not in MAY_SPILL:
             assert binary.stack == 0, f"{use}: {binary.stack} bytes of local memory"
+
+
+@pytest.mark.parametrize("target", [t for t in TARGETS if t.arch in TWINS], ids=name)
+def test_a_twin_has_the_same_code(target, request):
+    """No line of a source tells the twins apart; clang does not either, for each entry in one way of compiling it."""
+    reason = compilers.missing(target.platform)
+    if reason:
+        pytest.skip(reason)
+    own, other = (f"gfx{arch:x}" for arch in (target.arch, TWINS[target.arch]))
+    entries = {use.entry: asked for operation in OPERATIONS for asked, use in uses(target, operation).items()}
+    assert len(entries) > 10
+    for entry, asked in entries.items():
+        for line in asked.text.splitlines():
+            assert (f"__{own}__" in line) == (f"__{other}__" in line), f"{entry}: {line}"
+        twin = compilers.compiled(*as_twin(target, asked), kept_folder(request, "binaries")).code.decode()
+        code = compilers.compiled(target, asked).code.decode()
+        assert own in code
+        same, want = (re.sub(r"__hip_cuid_\w+", "", text) for text in (code.replace(own, other), twin))
+        assert same == want, entry
 
 
 @pytest.mark.parametrize("platform", ["cuda", "hip"])

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -125,14 +126,34 @@ def test_a_copy_is_a_layer_of_its_own(engine, calls, how):
 
 
 @engines("numpy", "torch-cpu", "cupy", "torch-cuda")
-def test_layers_of_one_weight_are_copied_with_one(engine):
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"])
+def test_layers_of_one_weight_are_copied_with_one(engine, again):
     """Else codes and scale that are written in place would be new codes in one copy, and a new scale in both."""
     layer, x = made(engine, 0), engine.array(fresh((3, 256)))
-    twins = copy.deepcopy([layer, Fp8Linear(layer.weight, layer.weight_scale)])
+    twins = again([layer, Fp8Linear(layer.weight, layer.weight_scale)])
     assert twins[0].weight is twins[1].weight is not layer.weight
     fp8core.quantize(engine.array(fresh((48, 256), spread=3.0)), out=(twins[0].weight, twins[0].weight_scale))
     for one in twins:
         np.testing.assert_array_equal(bits(engine, one(x)), bits(engine, product(twins[0], x)))
+
+
+@engines("numpy", "torch-cpu", "torch-cuda")
+def test_pickles_keep_no_weight(engine):
+    layer = made(engine, 0)
+    gone = weakref.ref(layer.weight)
+    assert pickle.loads(pickle.dumps(layer)).weight.shape == (48, 256)
+    del layer
+    assert gone() is None
+
+
+@HOSTS
+def test_a_shallow_copy_has_the_same_arrays(engine):
+    layer, x = made(engine, 0), engine.array(fresh((3, 256)))
+    twin = copy.copy(layer)
+    assert twin.weight is layer.weight
+    twin.weight_scale = engine.array(engine.numpy(layer.weight_scale) * np.float32(2))
+    for one in (layer, twin):
+        np.testing.assert_array_equal(bits(engine, one(x)), bits(engine, product(one, x)))
 
 
 @TORCHES

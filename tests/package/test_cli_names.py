@@ -51,6 +51,26 @@ def test_brackets_in_names_are_shown(shown, tmp_path):
         assert "[red]" in out or "[/" in out, arguments
 
 
+def test_names_say_nothing_to_the_terminal(fp8core_, tmp_path):
+    """Whoever made a checkpoint has chosen its names."""
+    name = "layers.0.\x1b]0;title\x07.\x9b31mup\n\t_proj.weight"
+    source, target = write(tmp_path / "in.safetensors", {name: normal(128, 256)}), tmp_path / "out.safetensors"
+    for arguments in (
+        ("inspect", source),
+        ("quantize", source, "--dry-run"),
+        ("quantize", source, target),
+        ("inspect", target),
+        ("verify", target, "--against", source),
+        ("convert", target, tmp_path / "tensor.safetensors", "--to", "tensor", "--dry-run", "--lossy"),
+        ("convert", target, tmp_path / "tensor.safetensors", "--to", "tensor"),
+    ):
+        _, out, err = fp8core_(*arguments)
+        said = out + err
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said), arguments
+        assert "\\x1b]0;title\\x07.\\x9b31mup" in said or "proj" not in said, arguments
+    assert r"\x0a\x09_proj.weight" in fp8core_("quantize", source, "--dry-run")[1]
+
+
 def test_brackets_in_the_cache_folder_and_in_reasons_are_shown(fp8core_, tmp_path, monkeypatch):
     from fp8core.cli.explain import verdicts
     from fp8core.runtime import kernel_cache

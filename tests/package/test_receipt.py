@@ -211,3 +211,14 @@ def test_an_order_without_a_seed_gets_one():
     assert [conftest.order(text) for text in ("file", "random:7")] == ["file", "random:7"]
     with pytest.raises(argparse.ArgumentTypeError, match="got 'backward'"):
         conftest.order("backward")
+
+
+def test_workers_take_from_each_other_s_queues():
+    pytest.importorskip("xdist", reason="pytest-xdist is not installed (extra test)")
+
+    def scheduler(dist):
+        options = {"dist": dist, "tx": ["2*popen"]}
+        return conftest.pytest_xdist_make_scheduler(SimpleNamespace(getoption=options.get, getvalue=options.get), None)
+
+    assert type(scheduler("load")).__name__ == "WorkStealingScheduling"
+    assert scheduler("loadfile") is None  # which was asked for

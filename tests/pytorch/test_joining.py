@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
+import fp8core  # noqa: E402
 from fp8core.torch import Linear, compile_options, quantize_model_  # noqa: E402
 from fp8core.torch.joining import LINEAR_JOINED, join_  # noqa: E402
 from fp8core.torch.joints import JOINTS, follow  # noqa: E402
@@ -142,6 +143,23 @@ def test_the_operator(shape, apart, scheme):
     for layer in layers:  # one is elsewhere now
         layer.weight = nn.Parameter(layer.weight.detach().view(torch.uint8).clone().view(layer.weight.dtype), False)
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+
+
+def test_the_operator_reads_the_same_memory_as_the_weights_do():
+    model, x = Holder((128, K), (128, K)), wide(3, K)
+    join_(model)
+    layers = list(model.children())
+    LINEAR_JOINED(*arguments(layers, x))
+    for layer in layers:  # the same addresses
+        layer.weight.data = layer.weight.data.view(torch.float8_e5m2)
+    assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+    codes = layers[0].weight.data.view(-1)
+    for at, layer in enumerate(layers):  # as many rows, which are shorter
+        layer.weight.data = codes[at * 64 * K : (at + 1) * 64 * K].view(128, K // 2)
+    shorter = wide(3, K // 2)
+    made = LINEAR_JOINED(*arguments(layers, shorter))
+    apart = [fp8core.linear(shorter, layer.weight, layer.weight_scale) for layer in layers]
+    assert bits(made) == bits(torch.cat(apart, -1))
 
 
 def test_memory_of_joined_weights_goes_with_the_model():

@@ -245,6 +245,18 @@ def test_refusals(options, error, words):
         Linear.from_linear(nn.Linear(4, 4, dtype=torch.float64))
 
 
+@kinds
+def test_symbolic_traces_are_refused_and_have_layers_as_leaves(scheme, input_scale):
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return isinstance(module, Linear) or super().is_leaf_module(module, name)
+
+    model, x = nn.Sequential(quantized(scheme, input_scale), nn.ReLU()), wide(5, K)
+    with pytest.raises(DTypeError, match=r"got a Proxy of torch\.fx, .* a Tracer whose is_leaf_module is true of"):
+        torch.fx.symbolic_trace(model)
+    assert bits(torch.fx.GraphModule(model, Tracer().trace(model))(x)) == bits(model(x))
+
+
 @pytest.mark.parametrize("weight_dtype", ["float8_e5m2", torch.float8_e4m3fnuz])
 def test_other_formats(weight_dtype):
     layer = Linear.from_linear(original(), weight_dtype=weight_dtype)

@@ -21,11 +21,11 @@ def test_memory_that_jax_gave_back_waits_for_an_operation_that_began_later(kept)
 
     first, second = Owner(), Owner()
     signs = first.freed, second.freed
-    loan = jax_arrays.Loan(first, kept, begin)
-    other = jax_arrays.Loan(second, kept, begin)
+    owner = jax_arrays.JaxMemoryOwner(first, kept, begin)
+    other = jax_arrays.JaxMemoryOwner(second, kept, begin)
     del first, second
     assert fence.submitted == 0
-    del loan
+    del owner
     assert begun.acquire(timeout=SECONDS)
     assert fence.was_asked(3)
     del other  # after the operation began: it needs another
@@ -64,8 +64,8 @@ def test_threads_that_take_and_give_back_memory_free_nothing_early(kept):
         for _ in range(200):
             memory = Owner(compute)  # an operation reads it
             weakref.finalize(memory, _freed, threading.Event(), early, compute, memory.ticket)
-            loan = jax_arrays.Loan(memory, kept, begin)
-            del memory, loan
+            owner = jax_arrays.JaxMemoryOwner(memory, kept, begin)
+            del memory, owner
             compute.advance(20)
 
     with ThreadPoolExecutor(8) as pool:

@@ -1,1 +1,1 @@
-"""What tests share: engines, oracles, problems, compilers, the emulator."""
+"""Helpers that tests share: engines, oracles, problems, compilers, the emulator."""

@@ -1,4 +1,4 @@
-"""Results of benchmarks that are made up, and what runs the benchmarks' commands."""
+"""Made-up benchmark results, and a runner for the commands of the benchmarks."""
 
 import json
 import os
@@ -72,13 +72,13 @@ SAMPLE = [
 
 
 def written(path, records):
-    """Return a file that has ``records`` as lines."""
+    """Write ``records`` as lines of a file, and return its path."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
 
 
 def python(*arguments, cwd=ROOT):
-    """Run Python on this tree and return how it went."""
+    """Run Python with this tree on its path, and return the completed process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=environment)

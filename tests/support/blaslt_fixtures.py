@@ -1,4 +1,4 @@
-"""Machines of which the vendors' libraries are recording ones, compiled once a run."""
+"""Fixtures for machines with recording libraries in place of cuBLASLt and hipBLASLt, compiled once per run."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def stub(built, monkeypatch):
-    """Two H200 with cuBLASLt."""
+    """Pretend that there are two H200 with cuBLASLt."""
     pretend(monkeypatch, built["cuda"], (H200, H200._replace(device=1)))
     yield built["cuda"]
     forget()
@@ -21,7 +21,7 @@ def stub(built, monkeypatch):
 
 @pytest.fixture
 def hip_stub(built, monkeypatch):
-    """An MI300 with hipBLASLt."""
+    """Pretend that there is an MI300 with hipBLASLt."""
     pretend(monkeypatch, built["hip"], (MI300,))
     yield built["hip"]
     forget()

@@ -1,4 +1,4 @@
-"""Launches of a product by a recording library, and the addresses that they are given."""
+"""Launches of a product by a recording library, and the addresses of their operands."""
 
 from fp8core.kernels.gemm.blaslt import matmul
 from support.blaslt_tools import H200, MI300
@@ -6,7 +6,7 @@ from support.blaslt_tools import H200, MI300
 TARGETS = {"cuda": H200, "hip": MI300}
 
 
-# Addresses of a launch, in the order of the ABI.
+# The addresses of a launch, in the order of its arguments.
 STREAM, A, B, SCALE_A, SCALE_B, BIAS, OUT, OUT_SCALE, AMAX, SCRATCH = range(1000, 11000, 1000)
 ARGUMENTS = (STREAM, A, B, SCALE_A, SCALE_B, BIAS, OUT, OUT_SCALE, AMAX, SCRATCH)
 

@@ -1,4 +1,4 @@
-"""Problems, made-up targets and the recording library for the tests of fp8core.kernels.gemm.blaslt and of its rows."""
+"""Problems, made-up targets and the recording library for tests of fp8core.kernels.gemm.blaslt and its table rows."""
 
 import ctypes
 import gc
@@ -33,7 +33,7 @@ MODES = {
 
 
 def problem(mode="tensor", target=H200, **changes):
-    """Return a ScaledMm of m=64, n=256, k=4096 with the scales of a mode where the library wants them."""
+    """Return a ScaledMm with m=64, n=256, k=4096, whose scales of a mode have the layout that the library requires."""
     scale_a, scale_b, strides_a, strides_b = MODES[mode]
     e4m3 = "float8_e4m3fnuz" if target == MI300 else "float8_e4m3fn"
     made = ScaledMm(
@@ -78,10 +78,10 @@ class Stub:
         self.captured: set[int] = set()
         """The streams that are being captured."""
         self.drained: list[str] = []
-        """As often as HIP's sticky error was cleared."""
+        """One entry for each time that HIP's sticky error was cleared."""
 
     def exchange(self, mode: int) -> int:
-        """Stand in for `capture.exchange`: a thread that is relaxed may allocate while anyone captures."""
+        """Stand in for `capture.exchange`: a thread in relaxed mode may allocate while a stream is captured."""
         before, self._mode = self._mode, mode
         self.relaxed(int(mode == capture.RELAXED))
         return before
@@ -93,22 +93,22 @@ class Stub:
         self._dll.stub_reset()
 
     def lines(self, *functions: str) -> list[str]:
-        """Return what was called, of ``functions`` or of all."""
+        """Return the log of calls, of all functions or of ``functions`` only."""
         said = self._dll.stub_log().decode().splitlines()
         return [line for line in said if not functions or line.split()[0] in functions]
 
     def attributes(self, kind: str, number: int) -> dict[int, tuple[int, int]]:
-        """Return width and value by attribute, as the last calls set them on the ``number``th object of a kind."""
+        """Return the width and value of each attribute that calls have set on the ``number``th object of a kind."""
         found = (re.fullmatch(rf"Matmul\w+SetAttribute {kind}{number} (\d+) (\d+) (-?\d+)", x) for x in self.lines())
         return {int(f[1]): (int(f[2]), int(f[3])) for f in found if f}
 
 
 FIRST_RUN = 0x5000_0000
-"""The stream of a first run, and where its memory begins."""
+"""The stream of a first run, and the address of its memory."""
 
 
 class Cuda:
-    """As much of ``cupy.cuda`` as the first run of a product needs: a stream and a pool."""
+    """The part of ``cupy.cuda`` that the first run of a product needs: a stream and a memory pool."""
 
     def __init__(self, stub: Stub) -> None:
         self.stub = stub
@@ -141,7 +141,7 @@ def build(folder: Path, platform: str) -> Path:
 
 
 def forget() -> None:
-    """Empty the memories that hold a library, a device or their answers."""
+    """Clear the caches that hold a library, a device or their answers."""
     blaslt_library.find.cache_clear()
     blaslt_heuristic._ask.cache_clear()
     blaslt_heuristic.absence.cache_clear()
@@ -150,7 +150,7 @@ def forget() -> None:
 
 
 def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
-    """Let the machine have ``targets``, and the library be the stub, with nothing planned before or kept after."""
+    """Pretend that the machine has ``targets`` and the stub as its library, with empty caches before and after."""
     monkeypatch.setattr(SCALED_MM, "_tuned", {})
     monkeypatch.setattr(SCALED_MM, "_plans", {})
     gc.collect()
@@ -164,7 +164,7 @@ def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
     monkeypatch.setattr(device, "bind", lambda ordinal: None)
     monkeypatch.setattr(device, "retry_with_context", lambda status, *_: status)
     monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
-    monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # where other stand-ins of this process would stand
+    monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # the process has other stand-in libraries mapped
     stub.cuda, stub.captured, stub.drained = Cuda(stub), set(), []
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=stub.cuda))
     monkeypatch.setattr(device, "capturing", lambda stream: stream in stub.captured)

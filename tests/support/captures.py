@@ -1,4 +1,4 @@
-"""Streams that are captured, in the place of the driver's."""
+"""A fixture that pretends that streams are captured."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from fp8core.runtime import capture, device
 
 @pytest.fixture
 def captures(monkeypatch):
-    """Streams that are captured, by their number."""
+    """Return a dict of the captured streams, stream -> number of its capture, which tests fill."""
     found = {}
     monkeypatch.setattr(device, "capturing", lambda stream: stream in found)
     monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(found[stream], 0) if stream in found else None)

@@ -1,4 +1,4 @@
-"""A folder with a small checkpoint, and the scheme that a written one records."""
+"""A folder with a small checkpoint, and the scheme that a written checkpoint records."""
 
 import json
 

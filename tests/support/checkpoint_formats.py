@@ -1,6 +1,6 @@
-"""FP8 checkpoints as other programs write them: every format from its own documents, with torch alone.
+"""Writes FP8 checkpoints as other programs do, in every format, from the format's own documents and with torch only.
 
-Nothing here comes from fp8core: codes are made by torch's cast, scales by a division, files by safetensors' torch front.
+Nothing here comes from fp8core: torch's cast makes the codes, a division the scales, and safetensors.torch the files.
 """
 
 import json
@@ -14,7 +14,7 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def small_state(rows=300, cols=200, seed=0):
-    """The tensors of a model of one layer, whose blocks are not whole."""
+    """Return the tensors of a model with one layer, whose sizes are not multiples of the block's."""
     generator = torch.Generator().manual_seed(seed)
     state = {"model.embed_tokens.weight": torch.randn(64, cols, generator=generator).bfloat16()}
     for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj"):
@@ -34,12 +34,12 @@ def up_to_power(scale):
 
 
 def e8m0(scale):
-    """The bytes of powers of two."""
+    """Return the exponents of powers of two as bytes."""
     return (torch.log2(scale) + 127).round().to(torch.uint8)
 
 
 def blocks_of(weight, rows, cols):
-    """Codes, and one scale for each block, in float32: both by one padded view."""
+    """Return the tiles of a padded weight, one float32 scale for each block, and the padded shape."""
     n, k = weight.shape
     nb, kb = math.ceil(n / rows), math.ceil(k / cols)
     padded = torch.zeros(nb * rows, kb * cols)
@@ -50,7 +50,7 @@ def blocks_of(weight, rows, cols):
 
 
 def coded(weight, rows, cols, powers=False, round_scale=None):
-    """The codes [n, k] and scales [nb, kb] of blocks of so many rows and columns."""
+    """Return codes [n, k] and scales [nb, kb] for blocks of ``rows`` x ``cols``."""
     tiles, scale, whole = blocks_of(weight, rows, cols)
     if powers:
         scale = up_to_power(scale)
@@ -61,7 +61,7 @@ def coded(weight, rows, cols, powers=False, round_scale=None):
 
 
 def values(codes, scale, rows, cols):
-    """What codes and scales stand for, in float32: one product, nothing rounded twice."""
+    """Return the dequantized values in float32: one product, rounded once."""
     wide = scale.float().repeat_interleave(rows, 0).repeat_interleave(cols, 1)
     return codes.float() * wide[: codes.shape[0], : codes.shape[1]]
 
@@ -81,7 +81,7 @@ def compressed(weights, activations, name="float-quantized"):
 
 
 class Written:
-    """Collects a format's tensors and what its weights stand for."""
+    """Collects the tensors of a checkpoint and the values of its weights."""
 
     def __init__(self, state):
         self.tensors, self.expected, self.linears = {}, {}, {}
@@ -119,7 +119,7 @@ def deepseek(out):
 
 
 def deepseek_powers(out):
-    """V3.1: powers of two, stored as float32."""
+    """DeepSeek-V3.1: scales are powers of two, stored as float32."""
     out.each(128, 128, "weight_scale_inv", powers=True)
     out.config = {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
@@ -128,7 +128,7 @@ def deepseek_powers(out):
 
 
 def deepseek_v4(out):
-    """The scales are called so and are bytes: exponents alone."""
+    """DeepSeek-V4: the scales are named ``scale`` and stored as exponents in bytes."""
     out.each(128, 128, "scale", lambda scale: e8m0(scale).view(torch.float8_e8m0fnu), powers=True)
     out.config = {
         "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
@@ -137,7 +137,7 @@ def deepseek_v4(out):
 
 
 def hf_static(out):
-    """Hugging Face's fp8 with one scale for each weight, and a static one for activations (Ministral)."""
+    """Hugging Face's fp8 with one scale per weight, and a static scale for activations (Ministral)."""
     out.each(-1, -1, "weight_scale_inv", lambda scale: scale.reshape(()))
     out.beside("activation_scale", torch.tensor(0.02))
     out.config = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None}
@@ -167,7 +167,7 @@ def ct_block(out):
 
 
 def modelopt(out):
-    """hf_quant_config.json alone; scales without axes; scales of cached keys and values."""
+    """ModelOpt with hf_quant_config.json only, scalar scales, and scales of the KV cache."""
     out.each(-1, -1, "weight_scale", lambda scale: scale.reshape(()))
     out.beside("input_scale", torch.tensor(0.02))
     for module in [one for one in out.linears if one.endswith(".k_proj")]:
@@ -241,7 +241,7 @@ def comfyui_header(out):
 
 
 def mxfp8(out):
-    """No configuration: groups of 1x32 and exponents tell."""
+    """MXFP8 without a configuration: the 1x32 groups and the exponents identify the format."""
     out.each(1, 32, "weight_scale", e8m0, powers=True)
 
 
@@ -276,7 +276,7 @@ FORMATS = {
 
 
 def write_format(writer, folder, state=None, config=None):
-    """Write a folder in a format; return what was written."""
+    """Write a checkpoint folder in a format, and return its `Written`."""
     out = Written(small_state() if state is None else state)
     writer(out)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Small checkpoints: what writes and reads them, and what a run left beside them."""
+"""Small checkpoints, functions that write and read them, and the names that a run leaves in a folder."""
 
 import json
 import re
@@ -22,7 +22,7 @@ GROUPS = {"channel": (1, -1), "tensor": (-1, -1), "block": (128, 128)}
 
 
 def write(path, tensors, metadata=None):
-    """Write a safetensors file by hand: the library's NumPy front knows no float8."""
+    """Write a safetensors file by hand, as safetensors.numpy does not support float8."""
     header, end = {"__metadata__": metadata} if metadata else {}, 0
     for name, array in tensors.items():
         header[name] = {"dtype": NAMES[array.dtype], "shape": array.shape, "data_offsets": [end, end + array.nbytes]}
@@ -47,7 +47,7 @@ def fp8(*shape):
 
 
 def model(dtype=np.float32):
-    """A checkpoint with one of everything."""
+    """Return the tensors of a checkpoint with one of every kind."""
     return {
         "model.embed_tokens.weight": normal(50, 128, dtype=dtype),
         "model.layers.0.self_attn.q_proj.weight": normal(96, 128, dtype=dtype, seed=1),
@@ -66,7 +66,7 @@ LINEARS = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_pr
 
 
 def is_ignored(module, summary):
-    """Whether readers take a module of this name for one that is not quantized."""
+    """Return whether readers treat a module of this name as not quantized."""
     return any(
         re.match(one[3:], module) if one.startswith("re:") else one == module
         for one in summary.quantization_config["ignore"]
@@ -90,7 +90,7 @@ def left_in(folder):
 
 
 def shards(folder):
-    """A folder with two shards, their index, a config and other files."""
+    """Create a folder with two shards, their index, a config and other files."""
     folder.mkdir()
     names = list(model())
     files = {"model-00001-of-00002.safetensors": names[:3], "model-00002-of-00002.safetensors": names[3:]}

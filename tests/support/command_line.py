@@ -1,4 +1,4 @@
-"""The command line in this process, and its tables read back."""
+"""Runs the command line in this process, and parses its tables."""
 
 import re
 import signal
@@ -10,9 +10,9 @@ from fp8core import cli
 
 
 def runner(capsys, monkeypatch):
-    """Return what runs the command line in this process: (exit status, stdout, stderr)."""
+    """Return a function that runs the command line in this process and returns (exit status, stdout, stderr)."""
     monkeypatch.setenv("COLUMNS", "200")
-    for console in (cli.console, cli.errors):  # whatever the environment said when they were made
+    for console in (cli.console, cli.errors):  # they took their width from the environment when they were made
         monkeypatch.setattr(console, "_width", 200)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
@@ -27,13 +27,13 @@ def runner(capsys, monkeypatch):
 
 
 def row(text, name):
-    """Return the cells of a table's row."""
+    """Return the cells of the table row with this name."""
     line = next(line for line in text.splitlines() if re.match(rf"│ {name} +│", line))
     return [cell.strip() for cell in line.strip("│").split("│")]
 
 
 def rows(text):
-    """Return the cells of all rows below a table's heading; a cell of several lines is joined by blanks."""
+    """Return the cells of all rows below a table's heading; the lines of a cell are joined by blanks."""
     found = []
     for line in text.splitlines():
         if line.startswith("│"):

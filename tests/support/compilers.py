@@ -1,4 +1,4 @@
-"""The compilers of device code, without a device: NVRTC by ctypes, and clang for AMD GPUs."""
+"""Compilers of device code that need no device: NVRTC by ctypes, and clang for AMD GPUs."""
 
 import ctypes
 import hashlib
@@ -25,12 +25,12 @@ CLANG = next((found for name in ("clang-22", "clang") if (found := shutil.which(
 
 
 class Binary(NamedTuple):
-    """What a kernel became."""
+    """A compiled kernel and its resources."""
 
     registers: int
-    """Of a thread, 32 bits each (on AMD the vector registers)."""
+    """The registers per thread, of 32 bits each (on AMD the vector registers)."""
     stack: int
-    """Bytes of a thread in local memory: spills, and arrays that are indexed at run time."""
+    """The bytes of local memory per thread: spills, and arrays that are indexed at run time."""
     shared: int
     """Static shared memory of a block, in bytes."""
     code: bytes
@@ -38,12 +38,12 @@ class Binary(NamedTuple):
 
 
 class CompileError(Exception):
-    """What the compiler said of a text that it refused or warned of."""
+    """The messages of the compiler for a source that it refused or warned of."""
 
 
 @cache
 def missing(platform: str) -> str | None:
-    """Return why the compiler of a platform cannot be asked, or None."""
+    """Return why the compiler of a platform is not available, or None."""
     if platform == "hip":
         return None if CLANG else "clang-22 (Debian: clang-22 lld-22) is not installed"
     try:
@@ -57,10 +57,10 @@ def missing(platform: str) -> str | None:
 
 @cache
 def compiled(target: Target, request: Request, folder: Path | None = None) -> Binary:
-    """Return what ``request`` becomes on ``target``; raises CompileError.
+    """Compile a request for a target; raises CompileError.
 
-    It is kept in a folder, if there is one, by all that it is made from: processes of one run have a part of the tests
-    each, and ask for the same kernels.
+    With a folder, results are cached there under a hash of everything that they depend on: the processes of one test
+    run each have a part of the tests, and need the same kernels.
     """
     if folder is None:
         return _cuda(request) if target.platform == "cuda" else _hip(target, request)
@@ -79,7 +79,7 @@ def compiled(target: Target, request: Request, folder: Path | None = None) -> Bi
 
 @cache
 def _versions(platform: str) -> str:
-    """Return what made and read the kernels of a platform."""
+    """Return the versions of the compiler and the tools of a platform."""
     if platform == "hip":
         return subprocess.run((str(CLANG), "--version"), capture_output=True, text=True, check=True).stdout
     found = ctypes.c_int(), ctypes.c_int()
@@ -93,7 +93,7 @@ def _nvrtc() -> ctypes.CDLL:
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
     path = Path(str(load_nvidia_dynamic_lib("nvrtc").abs_path))
-    for builtins in path.parent.glob("libnvrtc-builtins.so*"):  # which NVRTC looks for on the loader's path alone
+    for builtins in path.parent.glob("libnvrtc-builtins.so*"):  # NVRTC searches them on the loader's path only
         ctypes.CDLL(str(builtins))
     return ctypes.CDLL(str(path))
 
@@ -109,7 +109,7 @@ def _tool(name: str) -> str:
 
 
 def cubin(text: str, options: tuple[str, ...]) -> bytes:
-    """Return the machine code that NVRTC makes; any remark of the compiler is an error."""
+    """Return the machine code that NVRTC generates; any message of the compiler is an error."""
     library, program, size = _nvrtc(), ctypes.c_void_p(), ctypes.c_size_t()
     library.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
     try:
@@ -136,7 +136,7 @@ def _cuda(request: Request) -> Binary:
         raise CompileError(f"no entry {request.entry} in {usage}")
     registers, stack, shared, local = map(int, found.groups())
     if "-arch=sm_8" not in " ".join(request.options):
-        shared = max(shared - 1024, 0)  # from sm_90 on cuobjdump counts what the system keeps of each block
+        shared = max(shared - 1024, 0)  # from sm_90 on, cuobjdump includes the system's 1024 bytes per block
     return Binary(registers, stack + local, shared, code)
 
 
@@ -190,13 +190,13 @@ class HipRtc:
 
     @property
     def version(self) -> tuple[int, int]:
-        """The release that it says it is of."""
+        """The release that the library reports."""
         major, minor = ctypes.c_int(), ctypes.c_int()
         self._call("hiprtcVersion", ctypes.byref(major), ctypes.byref(minor))
         return major.value, minor.value
 
     def compile(self, request: Request) -> bytes:
-        """Return the code object of a request; raises CompileError with the log of what is refused or warned of."""
+        """Return the code object of a request; raises CompileError with the log if there are errors or warnings."""
         program = ctypes.c_void_p()
         text = request.text.encode()
         self._call("hiprtcCreateProgram", ctypes.byref(program), text, request.entry.encode(), 0, None, None)
@@ -226,7 +226,7 @@ class HipRtc:
 
 @cache
 def hiprtc() -> HipRtc | None:
-    """Return hipRTC 7 or later: that of a wheel of TheRock's, of ROCM_PATH or of the system; None without one."""
+    """Return hipRTC 7 or later, from a wheel of TheRock, ROCM_PATH or the system; None if there is none."""
     names = ("libhiprtc.so.8", "libhiprtc.so.7")
     wheels = [
         str(p) for entry in sys.path for name in names if (p := Path(entry, "_rocm_sdk_core/lib", name)).is_file()
@@ -243,7 +243,7 @@ def hiprtc() -> HipRtc | None:
 def instructions(target: Target, binaries: Sequence[Binary]) -> list[str]:
     """Return the SASS or the AMD assembly of each kernel.
 
-    nvdisasm takes as long to start as to read a hundred kernels: it reads the machine code of all of them at once.
+    nvdisasm takes as long to start as to read a hundred kernels, so one run reads the machine code of all of them.
     """
     if target.platform == "hip":
         return [binary.code.decode() for binary in binaries]

@@ -1,4 +1,4 @@
-"""What conversions of checkpoints are compared by."""
+"""Functions that compare converted checkpoints."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def bits(tensor):
 
 
 def numbers_of(path):
-    """What every FP8 weight of a checkpoint stands for, computed by torch from the codes and the reader's table."""
+    """Return the values of every FP8 weight of a checkpoint, computed by torch from the codes and scales read."""
     found = {}
     for layer in open_checkpoint(path).layers.values():
         codes = torch.from_numpy(layer.weight.read().view(np.uint8).copy()).view(getattr(torch, layer.dtype))

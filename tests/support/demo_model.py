@@ -1,4 +1,4 @@
-"""The model of the demo: a fixture that test modules import."""
+"""A fixture for the demo's model, which test modules import."""
 
 import os
 
@@ -10,7 +10,7 @@ from fp8core.errors import CheckpointError
 
 @pytest.fixture(scope="session")
 def folder():
-    """The model's folder; fetched where it is not installed."""
+    """Return the model's folder; the model is fetched if it is not installed."""
     found = demo.model_folder()
     if found is not None:
         return found

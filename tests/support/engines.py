@@ -1,4 +1,4 @@
-"""The frameworks whose arrays every operation is tested with, on the host and on a GPU, and fresh inputs."""
+"""The frameworks with whose arrays every operation is tested, on the host and on a GPU, and random inputs."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ class NumpyEngine:
         return x
 
     def numpy(self, x: Any) -> np.ndarray:
-        """Return a NumPy array with the dtype of ml_dtypes where NumPy has none."""
+        """Return a NumPy array, with a dtype of ml_dtypes if NumPy has none."""
         return x
 
     def codes(self, x: Any) -> np.ndarray:
@@ -96,7 +96,7 @@ class CupyEngine(NumpyEngine):
         return self.cupy.asarray(x)
 
     def numpy(self, x):
-        if str(x.dtype).startswith("float8") and isinstance(x, self.cupy.ndarray):  # which CuPy cannot gather
+        if str(x.dtype).startswith("float8") and isinstance(x, self.cupy.ndarray):  # CuPy cannot gather float8
             return x.view(np.uint8).get().view(x.dtype)
         return x.get()
 
@@ -113,7 +113,7 @@ GPU = ("cupy", "torch-cuda", "jax-cuda")
 
 
 def engines(*names: str) -> Any:
-    """Parametrize a test over engines; those of a GPU are marked so."""
+    """Parametrize a test over engines; those of a GPU get the marker gpu."""
     chosen = names or tuple(MAKERS)
     return pytest.mark.parametrize(
         "engine",
@@ -123,23 +123,23 @@ def engines(*names: str) -> Any:
 
 
 BOTH = ("numpy", "cupy")
-"""One engine of the host and one of the GPU: enough where the border is not what is tested."""
+"""One engine of the host and one of the GPU, for tests that are not about interop."""
 
 
 def rng(*seed: Any) -> np.random.Generator:
-    """Return a generator seeded by what is tested: the same inputs for the same case, others for other cases."""
+    """Return a generator seeded by the test case: the same case has the same inputs, other cases have others."""
     return np.random.default_rng(list(repr(seed).encode()))
 
 
 def fresh(shape: tuple[int, ...], dtype: str = "bfloat16", *, spread: float = 4.0) -> np.ndarray:
-    """Return random values whose magnitudes vary by powers of two, in ``dtype``."""
+    """Return random values in ``dtype``, whose magnitudes vary by powers of two."""
     generator = rng(shape, dtype, spread)
     values = generator.standard_normal(shape) * np.exp2(generator.uniform(-spread, spread, shape))
     return values.astype(np.float32).astype(FLOATS[dtype])
 
 
 def fresh_fp8(shape: tuple[int, ...], dtype: str = "float8_e4m3fn", *, salt: int = 0) -> np.ndarray:
-    """Return random finite FP8 numbers, most of them of ordinary size."""
+    """Return random finite FP8 numbers, normally distributed."""
     values = rng(shape, dtype, salt).standard_normal(shape).astype(np.float32)
     return values.astype(FP8[dtype])
 
@@ -150,7 +150,7 @@ def fresh_scale(shape: tuple[int, ...], *, low: float = 0.001, high: float = 0.1
 
 
 def assert_same_bytes(got: np.ndarray, want: np.ndarray) -> None:
-    """Compare shapes and bytes; the first difference is shown."""
+    """Assert that shapes and bytes are the same; the error shows the first difference."""
     assert got.shape == want.shape
     size = np.dtype(f"u{want.dtype.itemsize}")
     a, b = np.ascontiguousarray(got).view(size), np.ascontiguousarray(want).view(size)

@@ -1,4 +1,4 @@
-"""Arrays of a GPU, by the framework that they are of, and a kernel that keeps a stream busy."""
+"""GPU arrays of each framework, and a kernel that keeps a stream busy."""
 
 import textwrap
 
@@ -16,9 +16,9 @@ SLOW = 'extern "C" __global__ void slow(unsigned char* p, int value, long long c
     }
 """)
 SECONDS = 60.0
-"""Enough for any stream here to pass."""
+"""A timeout that every stream here meets."""
 CYCLES = 200_000_000
-"""About a tenth of a second."""
+"""About a tenth of a second, in clock cycles."""
 
 
 @pytest.fixture

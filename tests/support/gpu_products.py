@@ -1,4 +1,4 @@
-"""Products on a GPU with random operands, their exact results, and launches of single kernels, as `ops` makes them."""
+"""Products on a GPU with random operands and their exact results, and launches of single kernels as in `ops`."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from fp8core.runtime import device
 cp = pytest.importorskip("cupy")
 
 EXACT, FAST = 2.0e-3, 3.0e-3
-"""Relative Frobenius error that the specification allows without and with fast accumulation."""
+"""The relative Frobenius error that the specification allows, without and with fast accumulation."""
 POISON = 0xA5
 
 
@@ -28,7 +28,7 @@ def decode(codes, name):
 
 
 def codes(rng, rows, cols, ld, name):
-    """Return random finite codes ``[rows, cols]`` in rows ``ld`` apart."""
+    """Return random finite codes ``[rows, cols]`` with a row stride of ``ld``."""
     values = rng.standard_normal((rows, ld), np.float32) * 8
     return cp.asarray(values.astype(getattr(ml_dtypes, name)).view(np.uint8))[:, :cols]
 
@@ -45,7 +45,7 @@ def blocks(extent):
 
 
 def spread(scale, rows, cols, m, k):
-    """Return one scale an element of ``[m, k]`` from scales of ``rows`` x ``cols`` elements."""
+    """Return one scale for each element of ``[m, k]``, from scales for groups of ``rows`` x ``cols``."""
     return cp.repeat(cp.repeat(scale, rows, 0), cols, 1)[:m, :k].astype(cp.float64)
 
 
@@ -74,7 +74,10 @@ def case(
     negative=False,
     seed=0,
 ):
-    """Return a problem with its operands on device 0; ``layout`` is that of 1x128 scales, ``offset`` shifts vectors."""
+    """Return a problem with operands on device 0; ``layout`` is that of 1x128 scales of a.
+
+    ``offset`` is the number of elements by which scales and bias are shifted in memory.
+    """
     rng = np.random.default_rng(seed)
     a, b = a or e4m3(), b or e4m3()
     lda, ldb, ldo = lda or k, ldb or k, ldo or n
@@ -162,7 +165,7 @@ def launch(made, plan, stream=0, scratch=None):
 
 
 def result(made):
-    """Return the result as float64, having looked at what lies between its rows."""
+    """Return the result as float64, after asserting that the memory between its rows was not written."""
     p = made.problem
     size = ITEMSIZE[p.out]
     assert (made.storage[:, p.n * size :] == POISON).all()
@@ -191,7 +194,7 @@ def check(made, row):
     got = result(made)
     bound = FAST if made.problem.use_fast_accum else EXACT
     if made.problem.out.startswith("float8"):
-        bound = 0.04  # half a step of three bits, spread evenly
+        bound = 0.04  # the rounding error of three mantissa bits: half a step at most, evenly distributed
     assert error(got, made.want) <= bound, row
     if made.amax is not None:
         assert abs(float(made.amax[0]) - made.value_amax) <= 2e-3 * made.value_amax, row

@@ -1,4 +1,4 @@
-"""A product of hipBLASLt, launched on streams of the stub, and which handle each launch had."""
+"""A product of hipBLASLt, launched on streams of the stub, and the handle of each launch."""
 
 from fp8core.kernels.gemm.blaslt.mapping import product
 from support.blaslt_tools import FIRST_RUN, MI300, problem
@@ -13,7 +13,7 @@ def multiply(launch, stream):
 
 
 def launches(stub):
-    """Return (handle, stream) of each product but first runs."""
+    """Return (handle, stream) of each product, except first runs."""
     lines = (
         dict(part.split("=", 1) for part in line.split() if "=" in part) | {"h": line.split()[1]}
         for line in stub.lines("Matmul")

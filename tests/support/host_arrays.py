@@ -1,4 +1,4 @@
-"""Arrays of the host, by the framework that they are of: NumPy's, torch's, JAX's, and one that offers DLPack alone."""
+"""Host arrays of each framework: NumPy, torch, JAX, and an array that supports only DLPack."""
 
 import ml_dtypes
 import numpy as np
@@ -33,7 +33,7 @@ def exporter(shape, dtype):
 
 
 class Exporter:
-    """An array that offers DLPack and nothing else."""
+    """An array that supports only DLPack."""
 
     def __init__(self, array, dtype):
         self.array, self.dtype = array, dtype
@@ -48,7 +48,7 @@ class Exporter:
 
 
 class OldExporter(Exporter):
-    """One from before DLPack 1.0."""
+    """An exporter from before DLPack 1.0."""
 
     def __dlpack__(self, *, stream=None):
         return super().__dlpack__(stream=stream)
@@ -69,7 +69,7 @@ def framework(request):
 
 
 def codes(shape=(8, 16)):
-    """Return bytes at an address that JAX takes over."""
+    """Return bytes at an address whose alignment JAX accepts without a copy."""
     array = interop.view(np.zeros(1, np.uint8), "x").framework.empty(shape, "uint8", HOST).array
     array[...] = np.arange(array.size, dtype=np.uint8).reshape(shape)
     return array

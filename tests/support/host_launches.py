@@ -1,4 +1,4 @@
-"""The host's launches called on NumPy memory: outputs begin poisoned, and what lies between their rows stays so."""
+"""Calls launches of the host engine on NumPy memory; outputs are poisoned, and gaps between rows have to stay so."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def storage(dtype: str) -> np.dtype:
 
 
 class Poisoned:
-    """A matrix ``at`` that lies in poisoned memory with ``gap`` elements between its rows."""
+    """A matrix ``at`` in poisoned memory, with ``gap`` elements between its rows."""
 
     def __init__(self, rows: int, cols: int, dtype: Any, gap: int = 3) -> None:
         self.memory = np.zeros((rows, cols + gap), dtype)
@@ -34,7 +34,7 @@ class Poisoned:
 
 
 def strided(x: np.ndarray, gap: int = 3) -> np.ndarray:
-    """Return ``x`` as a view of memory whose rows are further apart."""
+    """Return a copy of ``x`` with ``gap`` elements between its rows."""
     memory = np.ones((x.shape[0], x.shape[1] + gap), x.dtype)
     memory[:, : x.shape[1]] = x
     return memory[:, : x.shape[1]]
@@ -56,7 +56,7 @@ def quantize(
     upper: np.ndarray | None = None,
     gap: int = 3,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the codes and the scales (or the bytes of their exponents) that the host's plan gives."""
+    """Return the codes and the scales (or the bytes of their exponents) that the host's plan computes."""
     rows, cols = x.shape
     total = max(rows, rows_padded or 0)
     group_shape = GroupShape(*group_shape)
@@ -76,7 +76,7 @@ def quantize(
 
 
 def dequantize(codes: np.ndarray, dtype: str, scale: np.ndarray, group_shape: tuple[int, int], out: str) -> np.ndarray:
-    """Return what the host's plan makes of codes and a matrix of scales (fp32, or bytes of exponents)."""
+    """Return the host plan's dequantization of codes with a matrix of scales (fp32, or bytes of exponents)."""
     kept = "ue8m0_bytes" if scale.dtype == np.uint8 else "float32"
     problem = Dequantize(HOST, dtype, out, GroupShape(*group_shape), kept, codes.shape[1], 1)
     result = Poisoned(*codes.shape, storage(out))
@@ -87,7 +87,7 @@ def dequantize(codes: np.ndarray, dtype: str, scale: np.ndarray, group_shape: tu
 
 
 def assert_same(got: np.ndarray, want: np.ndarray) -> None:
-    """Assert that two arrays have the same shape, dtype and bits; any NaN is like any other."""
+    """Assert that two arrays have the same shape, dtype and bits; all NaN values are equal."""
     assert got.shape == want.shape
     assert got.dtype == want.dtype
     integer = np.dtype(f"u{got.itemsize}")

@@ -1,4 +1,4 @@
-"""Folders for what is dear to make and the same in the next run."""
+"""Cache folders for results that are expensive and the same in the next test run."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 
 def kept_folder(request: pytest.FixtureRequest, name: str) -> Path:
-    """Return a folder of pytest's cache; with ``-p no:cacheprovider``, which has none, one of this run alone."""
+    """Return a folder in pytest's cache or, with ``-p no:cacheprovider``, a temporary folder of this run."""
     cache = getattr(request.config, "cache", None)
     if cache is not None:
         made: Path = cache.mkdir(name)

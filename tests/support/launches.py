@@ -1,4 +1,4 @@
-"""A launch with everything at once: addresses and numbers in the order in which a problem's operands are spoken of."""
+"""Launches that take all addresses and numbers in one list of arguments."""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -33,16 +33,16 @@ ORDER: Final[dict[type, tuple[str, ...]]] = {
     AllCloseNumbers: ("x", "scale_count", "result"),
     ExpandNumbers: ("scales", "scales_count", "widths", "out"),
 }
-"""The operands of a launch that is called with everything."""
+"""By kind of numbers: the names of the arguments of `whole`, in order."""
 ADDRESSES: Final[dict[type, tuple[str, ...]]] = {
     kind: tuple(name for name in order if name not in getattr(kind, "_fields"))  # noqa: B009
     for kind, order in ORDER.items()
 } | {RmsNormNumbers: ("x", "weight", "residual", "data", "scale", "upper")}
-"""What a bound launch is given after the stream."""
+"""By kind of numbers: the names of the addresses that a bound launch takes after the stream."""
 
 
 def whole(plan: Plan) -> Callable[..., None]:
-    """Return what launches ``plan`` once, given the stream and all operands in the order of `ORDER`."""
+    """Return a function that launches ``plan``, given the stream and all operands in the order of `ORDER`."""
 
     def launch(stream: int, *operands: Any) -> None:
         given = dict(zip(ORDER[plan.kind], operands, strict=True))

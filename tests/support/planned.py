@@ -1,4 +1,4 @@
-"""Plans of checkpoints that have names and shapes alone."""
+"""Plans of checkpoints that are given by names and shapes."""
 
 import json
 
@@ -9,7 +9,7 @@ L = "model.layers.0."
 
 
 def folder(path, tensors, **config):
-    """A checkpoint of matrices of these names."""
+    """Write a checkpoint folder with matrices of these names and shapes."""
     path.mkdir()
     arrays = {name: normal(*shape) for name, shape in tensors.items()}
     write(path / "model.safetensors", arrays)

@@ -1,4 +1,4 @@
-"""Plans of every kernel for the problems that ask for it in every way it is compiled, made without a device."""
+"""Plans of every kernel in every variant that it is compiled in, made without a device."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -34,7 +34,7 @@ Plan = Callable[[], object]
 
 
 def of_table(table: Table[Any], problems: Callable[[Target], Iterator[Any]]) -> Callable[[Target], Iterator[Plan]]:
-    """Return what makes the plans of every able kernel of ``table``, the preferred one and the others."""
+    """Return a function that yields the plans of every able kernel of ``table``, preferred or not."""
 
     def plans(target: Target) -> Iterator[Plan]:
         for problem in problems(target):
@@ -46,11 +46,11 @@ def of_table(table: Table[Any], problems: Callable[[Target], Iterator[Any]]) -> 
 
 
 SIZES = (1, 32, 1000, 1 << 20)
-"""Rows for one block, for a cluster, for a device that holds all of them and for one that does not."""
+"""Numbers of rows: for one block, for a cluster, for a resident grid, and for more than the device holds."""
 
 
 def quantize_plans(target: Target) -> Iterator[Plan]:
-    """Plans of `QUANTIZE` that are launched as well: some are compiled by what the rows turn out to be."""
+    """Yield plans of `QUANTIZE` that are also launched, as some are only compiled when the rows are known."""
 
     def launched(plan: Callable[[], Launch], cols: int) -> None:
         launch = plan()
@@ -67,7 +67,7 @@ def quantize_plans(target: Target) -> Iterator[Plan]:
 def by_rows(
     table: Table[Any], problems: Callable[[Target], Iterator[Any]], inputs: tuple[float, ...]
 ) -> Callable[[Target], Iterator[Plan]]:
-    """Plans of a fused producer, launched as well: its kernels are compiled by how many rows there turn out to be."""
+    """Return plans of a fused producer that are also launched: its kernels are compiled when the rows are known."""
 
     def launched(plan: Callable[[], Launch], target: Target) -> None:
         launch, some = plan(), target.multiprocessors
@@ -87,14 +87,14 @@ def arrange(target: Target) -> Iterator[Plan]:
 
 
 def rescale(target: Target) -> Iterator[Plan]:
-    """What follows a library's product: on machines without the library no row of the table asks for it."""
+    """Yield plans of the epilogue after a library's product, which no table row plans without the library."""
     for problem in scaled_mm(target):
         if "group" not in (problem.scale_a, problem.scale_b):
             yield partial(plan_end, problem)
 
 
 def by_tiles(target: Target) -> Iterator[Plan]:
-    """Every tile of a product of many rows, as no few problems would ask for them."""
+    """Yield a plan for every tile of products of many rows, as a few problems would not choose all of them."""
     if target.arch != 90:
         return
     for problem in scaled_mm(target):
@@ -118,4 +118,4 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "arrange_scales": arrange,
     "rescale": rescale,
 }
-"""For each operation, what makes all the plans to try on a target."""
+"""By operation: the function that yields all plans to try on a target."""

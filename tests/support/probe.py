@@ -1,4 +1,4 @@
-"""An operation that computes nothing, by which tests see which call operands find, and how."""
+"""An operation that computes nothing, with which tests see which cached call operands find, and how."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from fp8core.core.operation import Operation
 
 
 class Probe:
-    """An operation of ``count`` operands and a new result of one number; it notes its launches."""
+    """An operation with ``count`` operands and a new result with one element; it records its launches."""
 
     def __init__(self, count: int) -> None:
         self.launched: list[tuple[int, list[int]]] = []
@@ -25,7 +25,7 @@ class Probe:
         return Described({len(specs) - 1: NewArray((1,), "float32")}, lambda: Planned(launch), lambda: None, options)
 
     def __call__(self, *operands: Any) -> tuple[int, list[int]]:
-        """Call with operands, and return what was launched."""
+        """Call the operation, and return its launch: the number of the call, and the addresses."""
         self.run((*operands, None), "options")
         return self.launched[-1]
 
@@ -34,9 +34,9 @@ class Probe:
         return self.run.cache.shortcuts.get("options", {}).get(first.nbytes, ())
 
     def shortcut(self, *operands: Any) -> Any:
-        """Return the one shortcut that calls with these operands leave: it takes operands, and gives what is launched.
+        """Return the shortcut that calls with these operands create: it takes operands, and returns the launch.
 
-        It gives None of operands that it does not recognize, and launches nothing then.
+        If it does not recognize operands, it launches nothing and returns None.
         """
         for _ in range(3):  # the first is described, the second found by its signature, the third takes the shortcut
             self(*operands)

@@ -1,4 +1,4 @@
-"""Problems that between them ask for every kernel in every way it is compiled, made without a device."""
+"""Problems that together require every kernel in every variant that it is compiled in, made without a device."""
 
 from collections.abc import Iterator
 
@@ -44,7 +44,7 @@ def on(arch: int) -> Target:
 
 
 THOROUGH = (90, 0x942)
-"""Architectures that every way of compiling is tried on; the others see each kernel in its main ways."""
+"""Architectures for which every variant is compiled; for others, each kernel is compiled in its main variants."""
 
 PER_COLUMN = GroupShape(-1, 1)
 MODES: tuple[tuple[GroupShape, bool, str, str], ...] = (
@@ -61,12 +61,12 @@ MODES: tuple[tuple[GroupShape, bool, str, str], ...] = (
     (GroupShape(3, 40), False, "float32", "k"),
     (PER_COLUMN, True, "float32", "k"),
 )
-"""Group shape, static, scale format, scale layout: the first four are the main ways."""
+"""Group shape, static, scale format, scale layout; the first `MAIN` are the main variants."""
 MAIN = 4
 
 
 def native(target: Target) -> str:
-    """Return the E4M3 that a target has instructions for, or would be given."""
+    """Return the E4M3 format that a target has instructions for, or the default one."""
     return "float8_e4m3fnuz" if target.arch == 0x942 else "float8_e4m3fn"
 
 
@@ -76,7 +76,7 @@ def modes(target: Target) -> tuple[tuple[GroupShape, bool, str, str], ...]:
 
 
 def formats(target: Target) -> tuple[tuple[str, str, int, int], ...]:
-    """Return input dtype, FP8 format, columns and alignment to try: the main one first."""
+    """Return the input dtypes, FP8 formats, columns and alignments to try, the main variant first."""
     main = (("bfloat16", native(target), 4096, 16),)
     if target.arch not in THOROUGH:
         return main
@@ -160,13 +160,13 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *("", False, False, True, False, 4096, 4096, 4096, 16),
             )
     if target.platform == "cuda" and (target.arch == 89 or target.arch >= 120):
-        for (scale_a, scale_b), strides in scales.items():  # more channels: another layout of the same kernel
+        for (scale_a, scale_b), strides in scales.items():  # more channels: another config of the same kernel
             yield ScaledMm(
                 *(target, 64, 28672, 4096, e4m3, e4m3, "bfloat16", scale_a, scale_b, *strides),
                 *("", False, False, True, False, 4096, 4096, 28672, 16),
             )
     rows = ("row", "row", (1, 0), (1, 0))
-    if target.arch == 90:  # the rows of a on wgmma's M side
+    if target.arch == 90:  # configs with the rows of a on wgmma's M side
         block = ("group", "block", (1, 16), (1, 32))
         for n, k, a, b, out, bias, of in (
             (7168, 16384, e4m3, e4m3, "bfloat16", "", rows),
@@ -185,12 +185,12 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
         target, 16, 100, 333, e4m3, e5m2, "float16", *rows, "float16", False, False, False, True, 333, 333, 100, 1
     )
     foreign = "float8_e4m3fn" if e4m3.endswith("fnuz") else "float8_e4m3fnuz"
-    for m in (16, 300):  # in a format that no instruction multiplies
+    for m in (16, 300):  # in a format without FP8 instructions
         yield ScaledMm(
             *(target, m, 4096, 4096, foreign, e4m3, "bfloat16", *rows),
             *("", False, False, True, False, 4096, 4096, 4096, 16),
         )
-    for m in (16, 64, 300):  # of any alignment
+    for m in (16, 64, 300):  # unaligned
         for scale_a, scale_b in (("row", "row"), ("group", "block"), ("group", "group"))[
             : 3 if target.arch == 90 else 2
         ]:
@@ -198,13 +198,13 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *scales[scale_a, scale_b]),
                 *("", False, False, m != 300, False, 4097, 4097, 4097, 1),
             )._replace(out_alignment=2)
-    if target.arch == 90:  # results that are stored one by one
+    if target.arch == 90:  # results whose elements are stored one by one
         for modes, beta in ((("group", "group"), 0.0), (("row", "row"), 1.0)):
             yield ScaledMm(
                 *(target, 300, 4097, 4096, e4m3, e4m3, "bfloat16", *modes, *scales[modes]),
                 *("", False, False, True, False, 4096, 4096, 4097, 2),
             )._replace(codes_alignment=16, beta=beta)
-        for m, n, k, modes in (  # of any alignment, that add to a result: in each layout of the kernel for few rows
+        for m, n, k, modes in (  # unaligned, with beta, in each config of the kernel for few rows
             (128, 4975, 11869, ("row", "row")),
             (128, 4975, 11869, ("group", "block")),
             (128, 4975, 11869, ("group", "group")),
@@ -222,7 +222,7 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *(target, m, n, k, e4m3, e4m3, "float32", *modes, *scales[modes]),
                 *("float32", False, True, True, False, k, k, n, 1),
             )._replace(out_alignment=4, activation="gelu", beta=1.0)
-    if target.arch in THOROUGH:  # that end in an activation and beta
+    if target.arch in THOROUGH:  # with an activation and beta
         for m in (16, 64, 300):
             yield ScaledMm(
                 *(target, m, 7168, 16384, e4m3, e4m3, "bfloat16", *rows, "float32", False, False, True, False),
@@ -237,7 +237,7 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
 
 
 def linear(target: Target) -> Iterator[Linear]:
-    """Layers for Hopper: elsewhere they ask for what quantizations and products ask for."""
+    """Yield layers for Hopper; on other architectures they only need the kernels of quantizations and products."""
     if target.arch != 90:
         return
     e4m3, row, tensor = native(target), ("row", "row", (1, 0), (1, 0)), ("tensor", "row", (0, 0), (1, 0))

@@ -1,4 +1,4 @@
-"""Operands of products in every mode of scales, and their exact products."""
+"""Operands in every mode of scales, and their exact products."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ def ceil(a, b):
 
 
 def scales_for(mode, m, n, k, low=0.001):
-    """Return the scales of a mode, scale_b in b's orientation, and both spread to one an element."""
+    """Return the scales of a mode (scale_b in b's orientation), and both expanded to one scale per element."""
     a_kind, b_kind = mode.split("-")
     groups, blocks = ceil(k, 128), ceil(n, 128)
     a_shape = {"tensor": (1,), "row": (m, 1), "group": (m, groups)}[a_kind]

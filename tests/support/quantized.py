@@ -1,4 +1,4 @@
-"""What `fp8core.quantize` makes on a framework, against the reference."""
+"""Compares `fp8core.quantize` on a framework with the reference."""
 
 import numpy as np
 

@@ -1,9 +1,9 @@
-"""The receipt of a GPU suite: what ran, on which tree, with which result, where and when.
+"""The receipt of a GPU suite: the tests that ran, the digest of the tree, the outcomes, the machine and the time.
 
 A whole run of ``pytest -m gpu`` on a machine with a GPU writes docs/results/gpu-suite.json, one of ``-m models``
 docs/results/models-suite.json, one of ``-m multigpu`` docs/results/multi-gpu-suite.json, or files of these names in
-``$FP8CORE_RECEIPT_DIR``. A part of a suite writes none, unless ``$FP8CORE_RECEIPT`` names a file: it says that it is of
-a part.
+``$FP8CORE_RECEIPT_DIR``. A partial run writes none, unless ``$FP8CORE_RECEIPT`` names a file; that receipt is marked as
+partial.
 
     python tests/support/receipt.py --check     is this tree the one that ran?
 """
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("fp8core", "cuda_src", "hip_src", "tests")
 RESULTS = Path("docs/results")
 SUITES = {"gpu": "gpu-suite.json", "models": "models-suite.json", "multigpu": "multi-gpu-suite.json"}
-"""The expression of -m that a suite is run by, and the name of its receipt."""
+"""By the -m expression of a suite: the name of its receipt."""
 SLOWEST = 20
 VERSIONS = {
     "cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy-rocm-7-0", "cupy"),
@@ -56,16 +56,16 @@ SHAPE = {
     "argv": list,
     "sources": str,
 }
-"""What a receipt holds."""
+"""The fields of a receipt, and their types."""
 
 
 # the tree
 
 
 def listed(root: Path) -> list[str] | None:
-    """Return the files of the tree as git names them, or None where git does not know the tree.
+    """Return the files of the tree, from git, or None if the tree is not a git checkout.
 
-    Files that are yet to be added count: a machine that was sent the tree may have an older index beside it.
+    Untracked files are included, as a machine that received a copy of the tree may have an older git index.
     """
     command = ("git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS)
     try:
@@ -77,7 +77,7 @@ def listed(root: Path) -> list[str] | None:
 
 
 def walked(root: Path) -> list[str]:
-    """Return the files of the tree without asking git: all but what Python and its tools leave (.gitignore)."""
+    """Return the files of the tree without git: all except those that Python and its tools create (.gitignore)."""
     files = []
     for top in FOLDERS:
         for folder, folders, names in os.walk(root / top):
@@ -102,18 +102,18 @@ def digest(root: Path = ROOT) -> str:
 
 
 def gpu_name() -> str:
-    """Return the name of the first GPU as its driver gives it."""
+    """Return the name of the first GPU, from its driver."""
     from fp8core.runtime import device
 
     return device.name(0) if device.count() else f"unknown: {device.why_none()}"
 
 
 def driver() -> str:
-    """Return the driver's version, as NVML tells it, or the version of CUDA or HIP that it is made for."""
+    """Return the driver's version from NVML, or else the version of CUDA or HIP that the driver supports."""
     from fp8core.runtime import device
 
     text = ctypes.create_string_buffer(80)
-    with suppress(OSError):  # not of NVIDIA
+    with suppress(OSError):  # NVML exists with NVIDIA's driver only
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() == 0 and nvml.nvmlSystemGetDriverVersion(text, len(text)) == 0:
             return text.value.decode()
@@ -121,7 +121,7 @@ def driver() -> str:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions of what takes part; None for what is not installed."""
+    """Return the versions of Python, fp8core and other packages; None for packages that are not installed."""
     import fp8core
 
     found: dict[str, str | None] = {"python": platform.python_version(), "fp8core": fp8core.__version__}
@@ -141,7 +141,7 @@ def _installed(package: str) -> str | None:
 
 
 class Receipt:
-    """A plugin that counts what a run of a suite did, and writes it down at the end."""
+    """A pytest plugin that counts the outcomes of a run, and writes the receipt at its end."""
 
     def __init__(self, config: pytest.Config, root: Path = ROOT) -> None:
         self.config, self.root = config, root
@@ -184,19 +184,19 @@ class Receipt:
         reporter.write_line(f"\nreceipt of {'the suite' if whole else 'a part of the suite'}: {path}")
 
     def asked_whole(self) -> bool:
-        """Return whether the run was asked for all of a suite."""
+        """Return whether the command line selects a whole suite."""
         option = self.config.option
         chosen = self.config.args_source is not pytest.Config.ArgsSource.TESTPATHS
         left_out = ("keyword", "deselect", "ignore", "ignore_glob", "lf", "stepwise", "collectonly")
         return self.suite is not None and not chosen and not any(getattr(option, name, None) for name in left_out)
 
     def complete(self, session: pytest.Session) -> bool:
-        """Return whether all of the suite ran: nothing was left out, and nothing ended it early."""
+        """Return whether the whole suite ran, to its end and on an unchanged tree."""
         ran = session.testscollected > 0 and self.finished == session.testscollected
         return self.asked_whole() and ran and digest(self.root) == self.sources
 
     def destination(self, whole: bool) -> Path | None:
-        """Return where the receipt goes, or None if there is to be none."""
+        """Return the path of the receipt, or None if none is to be written."""
         if path := os.environ.get("FP8CORE_RECEIPT"):
             return Path(path)
         if not whole or self.suite is None:
@@ -204,7 +204,7 @@ class Receipt:
         return Path(os.environ.get("FP8CORE_RECEIPT_DIR") or self.root / RESULTS) / self.suite
 
     def written(self) -> dict[str, Any]:
-        """Return what the receipt holds."""
+        """Return the content of the receipt."""
         order, _, seed = self.config.option.order.partition(":")
         return {
             **{outcome: self.outcomes[outcome] for outcome in ("passed", "failed", "errors")},
@@ -233,7 +233,7 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def malformed(receipt: Any) -> str | None:
-    """Return what is wrong with a receipt's form, or None."""
+    """Return how a receipt is malformed, or None."""
     if not isinstance(receipt, dict):
         return "it is no JSON object"
     for name, kind in SHAPE.items():
@@ -246,7 +246,7 @@ def malformed(receipt: Any) -> str | None:
 
 
 def said(name: str, path: Path, sources: str) -> tuple[str, bool]:
-    """Return a line about the receipt of a suite, and whether it is as it should be."""
+    """Return a line about the receipt of a suite, and whether it is valid and reports no failure of this tree."""
     try:
         receipt = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -266,7 +266,7 @@ def said(name: str, path: Path, sources: str) -> tuple[str, bool]:
 
 
 def check(root: Path = ROOT) -> int:
-    """Print a line a suite; return 1 if a receipt is malformed or tells of failures of this very tree."""
+    """Print a line for each suite; return 1 if a receipt is malformed or reports failures of this tree."""
     sources = digest(root)
     lines = [said(name, root / RESULTS / file, sources) for name, file in SUITES.items()]
     for line, _ in lines:

@@ -1,7 +1,7 @@
-"""A naive oracle written from the specification: slow, plain, and sharing no code with the package.
+"""A naive oracle, written from the specification: slow, simple, and without code shared with the package.
 
-Codes are found by looking for the nearest number in the list of all numbers of a format, so nothing
-here knows how a conversion works. Everything takes and gives NumPy arrays; FP8 data are ``uint8`` codes.
+Encoding searches the nearest number in the list of all numbers of a format, so no conversion algorithm
+is repeated here. All functions take and return NumPy arrays; FP8 data are ``uint8`` codes.
 """
 
 import math
@@ -16,7 +16,7 @@ SMALLEST_NORMAL = np.float32(2.0**-126)
 
 
 def value_of(code: int, dtype: str) -> float:
-    """Return the number that a byte stands for, read off the definition of its format."""
+    """Return the number that a byte stands for, by the definition of its format."""
     sign = -1.0 if code & 0x80 else 1.0
     mantissa_bits, bias = {
         "float8_e4m3fn": (3, 7),
@@ -41,13 +41,13 @@ def value_of(code: int, dtype: str) -> float:
 
 @cache
 def values(dtype: str) -> np.ndarray:
-    """Return the number of each byte."""
+    """Return the numbers of all 256 bytes."""
     return np.array([value_of(code, dtype) for code in range(256)], np.float64)
 
 
 @cache
 def magnitudes(dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the finite numbers of a format that are not negative, in their order, and their codes."""
+    """Return the finite non-negative numbers of a format in ascending order, and their codes."""
     finite = sorted((value, code) for code, value in enumerate(values(dtype)[:128]) if np.isfinite(value))
     return np.array([value for value, _ in finite], np.float64), np.array([code for _, code in finite], np.uint8)
 
@@ -75,19 +75,19 @@ def encode(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def widened(x: np.ndarray) -> np.ndarray:
-    """Return ``x`` in fp32 with numbers below the smallest normal one as zeros of their sign."""
+    """Return ``x`` in fp32, with subnormal numbers replaced by zeros of the same sign."""
     wide = x.astype(np.float32)
     return np.where(np.abs(wide) < SMALLEST_NORMAL, np.copysign(np.float32(0), wide), wide)
 
 
 def power_of_two_above(scale: np.ndarray) -> np.ndarray:
-    """Return scales raised to the next power of two by their bits."""
+    """Return scales rounded up to powers of two, computed from their bits."""
     bits = scale.astype(np.float32).view(np.uint32)
     return (((bits >> 23) + ((bits & 0x7FFFFF) != 0)) << 23).astype(np.uint32).view(np.float32)
 
 
 def spread(scale: np.ndarray, group_shape: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:
-    """Return one scale an element, from one scale a group."""
+    """Return one scale per element, from one scale per group."""
     rows, cols = shape
     group_rows, group_cols = (
         rows if group_shape[0] < 0 else group_shape[0],
@@ -98,7 +98,7 @@ def spread(scale: np.ndarray, group_shape: tuple[int, int], shape: tuple[int, in
 
 
 class Quantized(NamedTuple):
-    """Codes and scales, before any layout."""
+    """Codes and scales, regardless of the scale layout."""
 
     codes: np.ndarray
     scale: np.ndarray
@@ -114,7 +114,7 @@ def quantize(
     eps: float = 1e-10,
     rows_padded: int | None = None,
 ) -> Quantized:
-    """Quantize a matrix as section 3 of the specification says, group by group."""
+    """Quantize a matrix by section 3 of the specification, group by group."""
     with np.errstate(all="ignore"):
         return _quantize(x, dtype, tuple(group_shape), scale, scale_ub, scale_format, eps, rows_padded)
 
@@ -143,7 +143,7 @@ def _quantize(x, dtype, group_shape, scale, scale_ub, scale_format, eps, rows_pa
                 s = np.float32(np.broadcast_to(scale, grid)[i, j])
                 scaled[where] = group * (np.float32(1) / s)
             else:
-                # not np.fmax, which signaling NaN lead astray
+                # not np.fmax, which mishandles signaling NaN
                 amax = np.max(np.abs(group), initial=np.float32(0), where=~np.isnan(group))
                 if group_shape == (-1, -1):
                     s = np.fmax(amax / largest, SMALLEST_NORMAL)
@@ -156,20 +156,20 @@ def _quantize(x, dtype, group_shape, scale, scale_ub, scale_format, eps, rows_pa
                     s = power_of_two_above(np.array(s))[()]
                 scaled[where] = group * (np.float32(1) / s) if group_shape == (-1, -1) else group / s
             scales[i, j] = s
-    codes = encode(scaled, dtype)  # of zeros: 0
+    codes = encode(scaled, dtype)  # zeros have code 0
     if scale_format == "ue8m0_bytes":
         return Quantized(codes, (scales.view(np.uint32) >> 23).astype(np.uint8))
     return Quantized(codes, scales)
 
 
 def dequantize(codes: np.ndarray, dtype: str, scale: np.ndarray, group_shape: tuple[int, int]) -> np.ndarray:
-    """Return ``float(code) * scale`` in fp32; the caller rounds it to the dtype that is wanted."""
+    """Return ``float(code) * scale`` in fp32; the caller rounds it to the result's dtype."""
     with np.errstate(all="ignore"):
         return decode(codes, dtype) * spread(np.asarray(scale, np.float32), group_shape, codes.shape)
 
 
 def requantize(codes: np.ndarray, dtype: str, scales: np.ndarray, widths: list[int]) -> tuple[np.float32, np.ndarray]:
-    """Return the scale and the codes of fused shards at their largest scale (section 4)."""
+    """Return the largest scale of fused shards, and the shards' codes at that scale (section 4)."""
     scales = np.asarray(scales, np.float32).reshape(-1)
     if scales.size == 1 or (scales[1:] <= -448).any():
         return scales[0], codes.copy()
@@ -186,7 +186,7 @@ def requantize(codes: np.ndarray, dtype: str, scales: np.ndarray, widths: list[i
 
 
 def fn_to_fnuz(code: int) -> int:
-    """Return the fnuz code of half an fn code's number, found in the list of all (scales double); NaN stays NaN."""
+    """Return the fnuz code of half an fn code's number, from the list of all numbers (scales double); NaN stays NaN."""
     value = value_of(code, "float8_e4m3fn") / 2
     if np.isnan(value):
         return 0x80
@@ -203,15 +203,15 @@ def fnuz_to_fn(code: int) -> int:
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """Return ``x * sigmoid(x)`` of fp32 numbers, formed in float64."""
+    """Return ``x * sigmoid(x)`` of fp32 numbers, computed in float64."""
     wide = x.astype(np.float64)
     return wide / (1 + np.exp(-wide))
 
 
 def gates_near_ties(dtype: type, ulp: int, slack: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return gates of a 16-bit dtype whose activation is that near to a tie, and it rounded as the fp32 formula has it.
+    """Return 16-bit gates whose SiLU is within ``ulp`` fp32 ulp of a rounding tie, and their rounded fp32 results.
 
-    Gates whose result would be another if the exponential were ``slack`` ulp off are left out.
+    Gates whose result would change if the exponential were off by ``slack`` ulp are left out.
     """
     gate = np.arange(1 << 16, dtype=np.uint16).view(dtype)
     gate = gate[np.isfinite(gate) & (np.abs(gate.astype(np.float32)) < 20) & (np.abs(gate.astype(np.float32)) > 1e-4)]
@@ -228,14 +228,14 @@ def gates_near_ties(dtype: type, ulp: int, slack: int) -> tuple[np.ndarray, np.n
 
 
 def add(x: np.ndarray, residual: np.ndarray, rounded: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return the fp32 sum that is normed, or if ``rounded`` what residual keeps of it, and what residual becomes."""
+    """Return the sum to be normed (in fp32 or, if ``rounded``, as stored), and the new residual."""
     total = x.astype(np.float32) + residual.astype(np.float32)
     stored = total.astype(residual.dtype)
     return (stored.astype(np.float32) if rounded else total), stored
 
 
 def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return the RMS norm of each row, formed in float64."""
+    """Return the RMS norm of each row, computed in float64."""
     wide = x.astype(np.float64)
     return wide / np.sqrt((wide * wide).mean(axis=-1, keepdims=True) + epsilon) * weight.astype(np.float64)
 
@@ -243,13 +243,13 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, epsilon: float) -> np.ndarray:
 def scaled_mm(
     a: np.ndarray, b: np.ndarray, scale_a: np.ndarray, scale_b: np.ndarray, bias: np.ndarray | None = None
 ) -> np.ndarray:
-    """Return ``(a * scale_a) @ (b * scale_b)`` in float64 from decoded matrices and one scale an element."""
+    """Return ``(a * scale_a) @ (b * scale_b)`` in float64, from decoded matrices and scales that broadcast to them."""
     product = (a.astype(np.float64) * scale_a) @ (b.astype(np.float64) * scale_b)
     return product if bias is None else product + bias.astype(np.float64)
 
 
 def relative_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Return the Frobenius norm of the error over that of the exact result; NaN counts as infinite."""
+    """Return the Frobenius norm of the error over that of the exact result; a NaN makes it infinite."""
     got, want = got.astype(np.float64), want.astype(np.float64)
     norm = float(np.linalg.norm(want))
     error = float(np.linalg.norm(got - want)) / (norm or 1.0)
@@ -258,7 +258,7 @@ def relative_error(got: np.ndarray, want: np.ndarray) -> float:
 
 @np.errstate(over="ignore")
 def activated(x: np.ndarray, activation: str | None) -> np.ndarray:
-    """Return an activation in float64: that of ``torch.nn.functional`` ("gelu_tanh": ``approximate="tanh"``)."""
+    """Return an activation of ``torch.nn.functional`` in float64 ("gelu_tanh": ``approximate="tanh"``)."""
     x = x.astype(np.float64)
     if activation == "gelu":
         return x * np.vectorize(math.erfc, otypes=[np.float64])(-x / math.sqrt(2)) / 2

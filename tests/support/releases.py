@@ -1,4 +1,4 @@
-"""Owners that say when they are dropped, and streams that pass when they are told to."""
+"""Owners of memory that record when they are freed, and stand-ins for streams that advance on request."""
 
 import gc
 import threading
@@ -9,11 +9,11 @@ import pytest
 from fp8core.runtime import releases
 
 SECONDS = 30.0
-"""Enough on any machine; no test waits so long unless it fails."""
+"""A timeout that suffices on any machine; only failing tests wait so long."""
 
 
 class Owner:
-    """Memory that notes when it is freed, and whether the device was done with it then."""
+    """Memory that records when it is freed, and whether the device still used it then."""
 
     def __init__(self, stream=None):
         self.stream = stream
@@ -30,13 +30,13 @@ def _freed(freed, early, stream, ticket):
 
 
 def owners():
-    """Return all owners that live after a collection: those that other tests keep for good, too."""
+    """Return all owners that are alive after a garbage collection, including those that other tests keep."""
     gc.collect()
     return [thing for thing in gc.get_objects() if type(thing) is Owner]
 
 
 class Stream:
-    """A stand-in for a stream: work is numbered, and has ended up to ``done``."""
+    """A stand-in for a stream: work is numbered, and has completed up to ``done``."""
 
     def __init__(self):
         self.lock = threading.Lock()
@@ -49,12 +49,12 @@ class Stream:
             return self.submitted
 
     def advance(self, behind):
-        """End the work but for the last ``behind``."""
+        """Complete all work except the last ``behind``."""
         with self.lock:
             self.done = max(self.done, self.submitted - behind)
 
     def query(self, ticket):
-        """Return a question whether the work of a number has ended."""
+        """Return a function that returns whether the work with this number has completed."""
 
         def passed():
             answer = self.done >= ticket

@@ -1,6 +1,6 @@
-"""ROCm without an AMD GPU: a stand-in for libamdhip64 with the real ABI, and a CuPy that answers as one built for ROCm does.
+"""ROCm without an AMD GPU: stand-ins for libamdhip64, with the real ABI, and for a CuPy that was built for ROCm.
 
-Test modules import the fixtures that they use, and those that these use.
+Test modules import the fixtures that they use, and the fixtures that these depend on.
 """
 
 import ctypes
@@ -28,11 +28,12 @@ CACHED = (
     device._asking_capture,
     compiler.version,
 )
-"""What is plain data: cleared, it is asked for again. Modules are not among it, as launches live in them."""
+"""Caches of plain data, which can be cleared and filled again. Caches of modules are not among them, as launches
+depend on these."""
 
 
 class Event:
-    """A CuPy event that has always happened."""
+    """A CuPy event that is always complete."""
 
     done = True
     made = 0
@@ -59,7 +60,7 @@ class Stream(SimpleNamespace):
 
 
 class Compiler(SimpleNamespace):
-    """``cupy.cuda.nvrtc`` of a CuPy for ROCm, which is hipRTC: machine code comes by the name of PTX."""
+    """``cupy.cuda.nvrtc`` of a CuPy for ROCm, which is hipRTC: ``getPTX`` returns machine code."""
 
     def __init__(self):
         super().__init__(seen=[])
@@ -134,7 +135,7 @@ def cupy(monkeypatch):
     launches._launch_function.cache_clear()
     module = SimpleNamespace(cuda=cuda)
     monkeypatch.setattr(device, "cupy", lambda: module)
-    monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # the stand-ins of this process are mapped, too
+    monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # the process has stand-in libraries mapped
     yield module
     monkeypatch.undo()
     for function in CACHED:
@@ -148,7 +149,7 @@ def rocm(cupy, libraries, monkeypatch):
     library.stub_log.restype = ctypes.c_char_p
     library.stub_set(0, 0)
     monkeypatch.setattr(device, "driver", lambda: library)
-    dropped = SimpleNamespace(start=lambda: None, add=lambda *_: None)  # no thread asks the stand-ins
+    dropped = SimpleNamespace(start=lambda: None, add=lambda *_: None)  # no thread queries the stand-ins
     monkeypatch.setattr(dlpack_capsule, "releases", lambda: dropped)
     Event.made = 0
     return library

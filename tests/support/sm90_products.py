@@ -1,4 +1,4 @@
-"""Products of sm_90a: their problems, what they launch, and on a device fresh operands with their results in float64."""
+"""Products on sm_90a: problems, recorded launches, and on a device random operands with results in float64."""
 
 import itertools
 import math
@@ -17,15 +17,16 @@ H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
 FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 MODES = [*itertools.product(("tensor", "row"), repeat=2), ("group", "block"), ("group", "group")]
 OUTS = [(1000, 1000, 1), (1000, 1002, 0), (1000, 1004, 0), (1000, 1004, 2), (1000, 1008, 4), (999, 1001, 1)]
-"""n, elements from row to row, and those before the first: rows at 2, 4 and 8 bytes."""
+"""n, row stride and offset of the first row, in elements: rows that are aligned to 2, 4 or 8 bytes."""
 HALF_UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
-"""Rounding of the result, relative to it."""
+"""The rounding error of the result, relative to it."""
 SMALLEST = {"bfloat16": 2.0**-126, "float16": 2.0**-25, "float32": 2.0**-126}
-"""Below it the relative bound ends: kernels flush fp32's subnormals."""
+"""An absolute error that is always allowed: kernels flush subnormal fp32 numbers to zero."""
 OF_TERMS = 2.0**-10
-"""The tensor cores cut off what lies 14 bits or so below the largest of 32 products: relative to the sum of sizes."""
+"""The error of accumulation, relative to the sum of the terms' magnitudes: the tensor cores truncate about 14 bits
+below the largest of 32 products."""
 SMALL = {"float16": 1e-3, "bfloat16": 1.0, "float32": 1.0}
-"""float16 ends at 65504."""
+"""By dtype of the result: a factor on the scales, so that float16 results stay below 65504."""
 
 
 def problem(m, n, k, **fields):
@@ -54,7 +55,7 @@ def problem(m, n, k, **fields):
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Return a list that gets the entry, the stream and the arguments of each launch."""
+    """Return a list to which each launch appends its entry, stream and arguments."""
     found = []
     monkeypatch.setattr(jit, "prepare", lambda target, source, entry, *_, **__: Recorder(entry, found))
     monkeypatch.setattr(tensor_maps, "encode", lambda *geometry: repr(geometry).encode())
@@ -76,7 +77,7 @@ def wide(storage, name):
 
 
 def narrow(values, name):
-    """Return fp32 numbers as the storage of a wide dtype, rounded by truncation: operands need no more."""
+    """Return fp32 numbers in the storage of a high-precision dtype; bfloat16 is truncated, which operands allow."""
     cp = device.cupy()
     if name == "bfloat16":
         return (values.astype(cp.float32).view(cp.uint32) >> 16).astype(cp.uint16)
@@ -84,7 +85,7 @@ def narrow(values, name):
 
 
 class Case:
-    """A product with fresh operands, and its result in float64."""
+    """A product with random operands, and its result in float64."""
 
     kernel = sm90_decode.SM90_DECODE
 
@@ -131,12 +132,12 @@ class Case:
         )  # fmt: skip
 
     def launch(self, plan):
-        """Return what runs it, by a given layout if there is one."""
+        """Return the launch of the product, with a given config if there is one."""
         assert self.kernel.refusal(self.problem) is None
         return sm90_decode.decode(self.problem, plan) if plan else self.kernel.plan(self.problem)
 
     def run(self, stream=None, plan=None):
-        """Return the result's storage, poisoned before; by a given layout if there is one."""
+        """Run the product, with a given config if there is one; return the result's storage, poisoned before."""
         cp = self.cp
         row = self.ldo * ITEMSIZE[self.out_name]
         storage = cp.full(self.shift + self.m * row, 0xFF, cp.uint8)[self.shift :].reshape(self.m, row)
@@ -148,7 +149,7 @@ class Case:
         return storage
 
     def check_a_written_weight(self):
-        """Have kernels write the weight and its scales right before each launch."""
+        """Assert that the result is right if kernels write the weight and its scales right before each launch."""
         self.problem = self.problem._replace(prefetch_weight=False)
         first, kept = self.run(), [(x, x.copy()) for x in (self.b, self.scales[1])]
         for _ in range(20):
@@ -159,9 +160,9 @@ class Case:
             assert bool((self.run() == first).all())
 
     def check_a_weight_written_by_a_kernel_that_does_not_wait(self):
-        """Have the weight written by a kernel of ours, which lets its dependents start at once, then launch twice.
+        """Assert that two launches are right after a kernel of fp8core that writes the weight and triggers PDL at once.
 
-        The second launch reads the weight early: it relies on the first one, which may not.
+        The second launch prefetches the weight: it relies on the first launch, which must not prefetch.
         """
         cp = self.cp
         want, weight = self.run(), self.b.copy()
@@ -183,7 +184,7 @@ class Case:
             assert all(bool((result == want)[:, : self.n * ITEMSIZE[self.out_name]].all()) for result in results)
 
     def check(self, plan=None):
-        """Assert that each number is near enough, and that what lies between the result's rows is untouched."""
+        """Assert that each number is within its error bound, and that the gaps between rows are untouched."""
         cp = self.cp
         storage = self.run(plan=plan)
         unit = {1: cp.uint8, 2: cp.uint16, 4: cp.uint32}[ITEMSIZE[self.out_name]]

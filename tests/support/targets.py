@@ -1,4 +1,4 @@
-"""Devices that need not be here."""
+"""Targets of devices that need not be present."""
 
 from fp8core import Target
 

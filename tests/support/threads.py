@@ -1,4 +1,4 @@
-"""What may wait forever, on a thread that does not outlive the tests."""
+"""Runs functions that might wait forever on a thread that does not outlive the tests."""
 
 from collections.abc import Callable
 from threading import Thread
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def in_time(function: Callable[..., Any], *args: Any) -> None:
-    """Call a function on a thread of its own; an AssertionError says that it has not returned after 30 seconds."""
+    """Call a function on its own thread; raises AssertionError if it has not returned after 30 seconds."""
     thread = Thread(target=function, args=args, daemon=True)
     thread.start()
     thread.join(30)

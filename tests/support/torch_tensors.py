@@ -1,4 +1,4 @@
-"""Tensors of the host, and Python in a process of its own."""
+"""Host tensors, and programs in a new Python process."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def matrix(rows=4, cols=32):
 
 
 def run(program, *arguments):
-    """Run a program in an interpreter of its own, where torch and fp8core have not met yet."""
+    """Run a program in a new interpreter, in which neither torch nor fp8core has been imported."""
     done = subprocess.run(
         (sys.executable, "-c", textwrap.dedent(program), *arguments), capture_output=True, text=True, check=False
     )

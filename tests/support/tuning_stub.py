@@ -1,4 +1,4 @@
-"""A library of two algorithms in the place of cuBLASLt, and stopwatches with made-up times."""
+"""A library with two algorithms in place of cuBLASLt, and stopwatches with made-up times."""
 
 from unittest.mock import Mock
 
@@ -13,16 +13,16 @@ from support.blaslt_tools import H200, forget, pretend, problem
 
 FAR = float("inf")
 PROBLEM = problem(m=96)
-"""Of more rows than the hand-written kernels are preferred for: they are candidates all the same, after the others."""
+"""A product with more rows than the hand-written kernels are preferred for; they are candidates, but after others."""
 
 
 ROWS = ("sm90_decode", "cublaslt", "cublaslt_relayout", "cublaslt_epilogue")
-"""What the table has in these tests: what other rows are preferred for is not their subject."""
+"""The rows of the table in these tests, which do not depend on the preferences of other rows."""
 
 
 @pytest.fixture
 def stub(built, monkeypatch):
-    """Two H200, the recording library, kernels that do nothing, and nothing preferred yet."""
+    """Pretend that there are two H200 with the recording library, kernels that do nothing, and no tunings."""
     pretend(monkeypatch, built["cuda"], (H200, H200._replace(device=1)))
     monkeypatch.setattr(device, "name", lambda ordinal: "NVIDIA H200")
     monkeypatch.setattr(device, "driver_version", lambda: 13000)
@@ -40,5 +40,5 @@ def stub(built, monkeypatch):
 
 
 def saying(*us):
-    """Return a stopwatch that reads ``us``, and then that a launch is out of the question."""
+    """Return a stopwatch that reports ``us`` for the first launches, and infinity for the others."""
     return lambda p, launches: [*us, *[FAR] * (len(launches) - len(us))]

@@ -1,15 +1,15 @@
-"""Files of tunings, and a stopwatch by which the second candidate is the fastest."""
+"""Files of tunings, and a stopwatch for which the second candidate is the fastest."""
 
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.tuning import save_tunings, timed, values
 from support.tuning_stub import PROBLEM, saying
 
 SECOND = saying(9.0, 5.0)
-"""A stopwatch by which the second candidate is the fastest."""
+"""A stopwatch for which the second candidate is the fastest."""
 
 
 def forget_all(monkeypatch):
-    """Stand for another process: nothing is tuned or loaded."""
+    """Simulate a new process: no tunings are made or loaded."""
     for name in ("_tuned", "_plans", "_expected"):
         monkeypatch.setattr(SCALED_MM, name, {})
     values.APPLIED.clear()

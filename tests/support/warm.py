@@ -1,14 +1,11 @@
-"""Kernels compiled before the first test of a GPU suite, by all cores: the tests ask for them one after the other.
+"""Compiles the kernels of a GPU suite before its first test, on all cores; the tests would compile them one by one.
 
-Each core has a process of its own, since NVRTC lets threads of one process through large parts of a compilation one at
-a time.
+Each core has its own process, since NVRTC serializes large parts of compilations in threads of one process.
 
-What the last whole run asked for is in docs/results/gpu-suite-kernels.txt, a kernel a line: its source, its entry and its
-constants. Without it the problems that the compilation tests know are planned, in another process. Either list only says
-what to compile ahead: a kernel that is missing is compiled when a test asks for it, one that is not needed any more costs
-a moment.
-A whole run writes the list anew, beside the receipt; with ``$FP8CORE_RECEIPT_DIR`` also line by line, for a run that is
-stopped.
+docs/results/gpu-suite-kernels.txt lists the kernels of the last whole run, one per line: source, entry and constants.
+Without the list, another process plans the problems of the compilation tests. The list need not be exact: a missing
+kernel is compiled when a test needs it, and one that is not needed any more costs a moment. A whole run writes the list
+again, beside the receipt; with ``$FP8CORE_RECEIPT_DIR`` it also appends each line at once, for a run that is stopped.
 """
 
 import os
@@ -41,9 +38,9 @@ def line_of(source: str, entry: str, constants: Mapping[str, Any]) -> str:
 
 
 def compiled_ahead(target: Target, line: str) -> bool:
-    """Compile the kernel of a line into the cache on disk, unless it is there; return whether that went well.
+    """Compile the kernel of a line into the cache on disk, unless it is there; return whether that succeeded.
 
-    A line of an older tree may name a source that is gone, or lack a constant.
+    A line of an older tree may name a source that no longer exists, or lack a constant.
     """
     try:
         source, entry, *defined = line.split()
@@ -56,9 +53,9 @@ def compiled_ahead(target: Target, line: str) -> bool:
 
 
 def planned(target: Target) -> list[str]:
-    """Return lines for the kernels of `support.plans`, which are planned and not compiled.
+    """Return lines for the kernels of `support.plans`, which are planned but not compiled.
 
-    Tables keep such plans, which launch nothing: a process that plans them is good for nothing else.
+    The tables cache these plans, which launch nothing: the process cannot be used for anything else afterwards.
     """
     lines: dict[str, None] = {}
 
@@ -74,7 +71,7 @@ def planned(target: Target) -> list[str]:
 
 
 def planned_elsewhere(target: Target) -> list[str]:
-    """Return what `planned` returns in a process of its own."""
+    """Return the result of `planned` in a new process; empty if that fails."""
     code = f"from support import warm; print(*warm.planned(warm.Target(*{tuple(target)!r})), sep='\\n')"
     paths = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-c", code]
@@ -95,12 +92,12 @@ class Nothing(SimpleNamespace):
 
 
 def processes() -> Executor:
-    """Return a process for each core; none is forked, for a context of CUDA does not survive that."""
+    """Return a pool with a process for each core, started by spawn, as a CUDA context does not survive a fork."""
     return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
 
 
 class Warm:
-    """A plugin that compiles ahead, and writes down what the run asked for."""
+    """A pytest plugin that compiles kernels ahead, and records the kernels of the run."""
 
     def __init__(
         self, config: pytest.Config, written: receipt.Receipt, workers: Callable[[], Executor] = processes
@@ -114,7 +111,7 @@ class Warm:
     def compile_request(
         self, target: Target, source: str, entry: str, constants: Mapping[str, int | float | str]
     ) -> jit.Request:
-        """Note what is asked for, and pass it on."""
+        """Record the requested kernel, and return its compile request."""
         line = line_of(source, entry, constants)
         if line not in self.asked:
             self.asked[line] = None
@@ -146,7 +143,7 @@ class Warm:
 
 
 def listed(root: Path) -> list[str]:
-    """Return the lines that the last whole run wrote; none without a list."""
+    """Return the lines that the last whole run wrote; empty without a list."""
     try:
         return (root / receipt.RESULTS / LIST).read_text(encoding="utf-8").splitlines()
     except FileNotFoundError:
@@ -154,9 +151,9 @@ def listed(root: Path) -> list[str]:
 
 
 def ahead(target: Target, lines: Iterable[str], workers: Callable[[], Executor] = processes) -> tuple[int, int]:
-    """Compile the kernels of lines by all cores; return how many went well, and how many not."""
+    """Compile the kernels of lines on all cores; return how many succeeded, and how many failed."""
     unique, good = list(dict.fromkeys(lines)), 0
-    with workers() as pool, suppress(BrokenProcessPool):  # what is missing then is compiled when a test asks for it
+    with workers() as pool, suppress(BrokenProcessPool):  # missing kernels are compiled when a test needs them
         for fine in pool.map(partial(compiled_ahead, target), unique):
             good += fine
     return good, len(unique) - good

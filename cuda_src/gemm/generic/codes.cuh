@@ -1,12 +1,12 @@
-// Codes of the rows of a matrix at any address and stride, 16 neighbours along k at a time. Loads are of aligned words;
-// bytes before the matrix and behind it are never read.
+// Loads codes from the rows of a matrix at any address and stride, 16 neighbours along k at a time. It loads aligned
+// words, and never reads bytes before the matrix or after it.
 #pragma once
 
 constexpr int PIECE = 16;
 
 DEVICE unsigned off_word(const byte* p) { return static_cast<unsigned>(reinterpret_cast<word64>(p)) % PIECE; }
 
-// 16 bytes of two vectors that follow each other in memory, from the off-th (of the first) on.
+// 16 bytes out of two vectors that are consecutive in memory, from byte `off` of the first one.
 DEVICE Vector16 joined(Vector16 low, Vector16 high, unsigned off) {
     unsigned parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
     // (A choice between elements of an array would keep it in memory.)
@@ -22,14 +22,14 @@ DEVICE Vector16 joined(Vector16 low, Vector16 high, unsigned off) {
     return {parts[0], parts[1], parts[2], parts[3]};
 }
 
-// COUNT pieces of 16 codes next to each other, on their way from memory: as they lie there, in words of 16 bytes.
+// COUNT consecutive pieces of 16 codes in flight from memory, as the aligned 16-byte words that contain them.
 template <bool ALIGNED, int COUNT>
 struct Pieces {
     static constexpr int WORDS = ALIGNED ? COUNT : COUNT + 1;
     Vector16 words[WORDS];
 
-    // From the first code on, of which `left` belong to the row. CAREFUL: some words may begin before `first` or end
-    // behind `last`, the bounds of the matrix. The caller owes, unless CAREFUL, that none does.
+    // Loads the pieces from the first code on, of which `left` belong to the row. CAREFUL: some words may begin before
+    // `first` or end after `last`, the bounds of the matrix. The caller owes: none does, unless CAREFUL.
     template <bool CAREFUL>
     DEVICE void load(const byte* from, int left, const byte* first, const byte* last) {
         const byte* const begin = ALIGNED ? from : from - off_word(from);
@@ -43,7 +43,7 @@ struct Pieces {
         }
     }
 
-    // What of an aligned word lies from `first` on and before `end`; the rest is zero.
+    // The bytes of an aligned word that are in [first, end); the others are zero.
     DEVICE static Vector16 part_of_word(const byte* word, const byte* first, const byte* end) {
         unsigned parts[4];
 #pragma unroll
@@ -61,7 +61,8 @@ struct Pieces {
         return {parts[0], parts[1], parts[2], parts[3]};
     }
 
-    // The i-th piece; `from` is the address of the first code, from which on `left` belong to the row. Others are zeros.
+    // The i-th piece. `from` is the address of the first code; from there on `left` codes belong to the row, and those
+    // past it become zeros.
     DEVICE Vector16 codes(int i, const byte* from, int left) const {
         if constexpr (ALIGNED) return words[i];
         const Vector16 whole = joined(words[i], words[WORDS == 1 ? 0 : i + 1], off_word(from));
@@ -77,7 +78,7 @@ struct Pieces {
     }
 };
 
-// Whether words of `depth` codes of a row from `at` on may leave the matrix.
+// Whether the words of `depth` codes of a row, from `at` on, may extend past the matrix.
 template <bool ALIGNED>
 DEVICE bool careful(int at, int depth, int k) {
     return (!ALIGNED && at == 0) || at + depth + (ALIGNED ? 0 : PIECE) > k;

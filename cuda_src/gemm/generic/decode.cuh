@@ -1,16 +1,16 @@
-// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: any
-// m, n, k >= 0, any address and stride, any formats. The weight b is streamed from memory once for every SIDE rows of a;
-// codes are multiplied by the GPU's matrix instructions, by those of 16-bit floats, which they become in registers, exactly,
-// where it has none for FP8. With BLOCKED
-// scales the sum of a chunk of k, which never crosses 128, is scaled before it joins: acc = sum of scale_a *
-// (scale_b * partial).
+// Products of few rows, any m, n, k >= 0, any address, stride and format: out[m, n] = round(scale_a * (scale_b * acc) +
+// bias), where acc is the sum over k of a[m, k] * b[n, k] in fp32. The weight b is streamed from memory once for every
+// SIDE rows of a. The GPU's FP8 matrix instructions multiply the codes; if it has none for the formats, codes become
+// 16-bit floats in registers, exactly. With BLOCKED scales the sum of a chunk of k, which never crosses a multiple of
+// 128, is scaled before it is added: acc = sum of scale_a * (scale_b * partial).
 //
-// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of CHUNK of k round-robin, and add their sums in
-// the order of the warps: the bits of a row depend on n, k and WARPS alone, neither on m, SIDE and TILES nor on other
-// rows. Rows past m and n load the last row again, and their results are dropped; k past its end counts as zeros.
-// The caller owes: where ALIGNED, a, b, lda, ldb and k divisible by 16. Scales: the strides of the matrices over
-// (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast. amax is 0 before the launch. Dynamic shared memory:
-// WARPS * SIDE * (16 * TILES + 4) floats.
+// A block makes SIDE tokens x 16 * TILES channels. Its WARPS warps take chunks of CHUNK of k round-robin; the block
+// adds the warps' sums in their order. So the bits of a row depend on n, k and WARPS alone, not on m, SIDE, TILES or
+// other rows. Rows past m and n load the last row again, and their results are dropped; k past its end counts as zeros.
+//
+// The caller owes: if ALIGNED, a, b, lda, ldb and k divisible by 16; scale strides over (m, k blocks) and (n or n
+// blocks, k blocks), 0 where broadcast; 0 in amax before the launch; WARPS * SIDE * (16 * TILES + 4) floats of dynamic
+// shared memory.
 #pragma once
 #include "../args.cuh"
 #include "../epilogue.cuh"
@@ -22,12 +22,12 @@ constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = 
 constexpr bool ALIGNED = FP8_ALIGNED, BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK, AMAX = FP8_AMAX;
 constexpr int UNITS = SIDE / MMA_SIDE, CHANNELS = TILES * MMA_SIDE, PITCH = CHANNELS + 4;
 constexpr int PARTS = MMA_DEPTH / 8 / LANE_CHUNKS;                          // lanes that share a row
-constexpr int CHUNK = LANE_ROWS * LANE_CHUNKS > 2 ? BLOCK_K / 2 : BLOCK_K;  // what fits into a lane's registers
-constexpr int PIECES = CHUNK / (PIECE * PARTS);                             // of a chunk, that a lane loads
+constexpr int CHUNK = LANE_ROWS * LANE_CHUNKS > 2 ? BLOCK_K / 2 : BLOCK_K;  // as much as a lane's registers hold
+constexpr int PIECES = CHUNK / (PIECE * PARTS);                             // pieces of a chunk that a lane loads
 constexpr int STEPS = CHUNK / MMA_DEPTH;
 static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
 
-// The codes of a lane of 16 rows of a matrix: its PIECES neighbours of a chunk of k, of each row that it holds.
+// A lane's codes of 16 rows of a matrix: of each row that it holds, PIECES neighbouring pieces of a chunk of k.
 struct LaneCodes {
     Pieces<ALIGNED, PIECES> rows[LANE_ROWS];
 
@@ -53,7 +53,7 @@ struct LaneCodes {
     }
 };
 
-// This lane's codes of 16 rows from `first_row` on, at k = 0.
+// Sets `rows` to the addresses of this lane's codes at k = 0, of 16 rows from `first_row` on.
 DEVICE void point(const byte* (&rows)[LANE_ROWS], const byte* codes, long long stride, int first_row, int count) {
 #pragma unroll
     for (int i = 0; i < LANE_ROWS; ++i)
@@ -81,7 +81,7 @@ generic_decode(MATMUL_PARAMETERS, const float* out_scale, float* amax, float bet
     const byte* channels[TILES][LANE_ROWS];
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) point(channels[tile], b, ldb, first_col + tile * MMA_SIDE, n);
-    LaneCodes weight[TILES];  // of the next chunk, loaded while one is multiplied
+    LaneCodes weight[TILES];  // of the next chunk, loaded while the current one is multiplied
     const auto load_weight = [&](int at) {
         const int left = k - at - LaneCodes::offset();
         if (careful<ALIGNED>(at, CHUNK, k)) {

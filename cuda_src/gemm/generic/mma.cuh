@@ -1,13 +1,16 @@
-// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for many rows: any
-// m, n, k >= 0, any address and stride, any formats. Codes are multiplied by the GPU's matrix instructions, by those of
-// 16-bit floats, which they become on their way into shared memory, exactly, where it has none for FP8. With BLOCKED scales the sum of every 128 of k is scaled
-// before it joins: acc = sum of scale_a * (scale_b * partial); with PROMOTED ones it joins in fp32 without a scale.
+// Products of many rows, any m, n, k >= 0, any address, stride and format: out[m, n] = round(scale_a * (scale_b * acc)
+// + bias), where acc is the sum over k of a[m, k] * b[n, k] in fp32. The GPU's FP8 matrix instructions multiply the
+// codes; if it has none for the formats, codes become 16-bit floats on their way into shared memory, exactly. With
+// BLOCKED scales the sum of every 128 of k is scaled before it is added: acc = sum of scale_a * (scale_b * partial).
+// With PROMOTED alone it is added in fp32 without a scale.
 //
-// A block makes a tile of ROWS x COLS, each of its warps WARP_ROWS x WARP_COLS tiles of 16 x 16 of it, in steps of DEPTH
-// of k (which divides 128). Rows past m and n load the last row again, and their results are dropped.
-// The caller owes: where ALIGNED, a, b, lda, ldb and k divisible by 16. Scales: the strides of the matrices over
-// (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast; where B_BLOCK, COLS divides 128. amax is 0 before the
-// launch. Dynamic shared memory: 2 * (ROWS + COLS) * DEPTH operands.
+// A block makes a tile of ROWS x COLS, each of its warps WARP_ROWS x WARP_COLS tiles of 16 x 16 of it, in steps of
+// DEPTH of k (which divides 128), through two buffers in shared memory. Rows past m and n load the last row again, and
+// their results are dropped.
+//
+// The caller owes: if ALIGNED, a, b, lda, ldb and k divisible by 16; scale strides over (m, k blocks) and (n or n
+// blocks, k blocks), 0 where broadcast; if B_BLOCK, COLS divides 128; 0 in amax before the launch; dynamic shared
+// memory for 2 * (ROWS + COLS) * DEPTH operands.
 #pragma once
 #include "../args.cuh"
 #include "../epilogue.cuh"
@@ -26,15 +29,15 @@ constexpr int CHUNKS = MMA_DEPTH / 8;
 static_assert(BLOCK_K % DEPTH == 0 && DEPTH % MMA_DEPTH == 0, "a step of k has one blocked scale");
 static_assert(!B_BLOCK || BLOCK_K % COLS == 0, "the columns of a tile have one blocked scale");
 
-// Where a chunk of eight numbers along k lies among those of a tile in shared memory: those that a warp loads together,
-// and those that it stores together, lie in different banks.
+// The index of a chunk of eight numbers along k in a tile in shared memory: a swizzle in which neither the loads nor
+// the stores of a warp have bank conflicts.
 template <int HEIGHT>
 DEVICE int place(int slab, int row, int chunk) {
     constexpr int ROWS_OF_BANKS = 128 / (CHUNKS * int(sizeof(Chunk)));
     return (slab * HEIGHT + row) * CHUNKS + (chunk ^ (row / ROWS_OF_BANKS % CHUNKS) ^ slab % 2 * 2);
 }
 
-// The codes of a step of a tile's rows, staged in registers between memory and shared memory: COUNT pieces of one row.
+// A thread's codes of a step, in registers between global and shared memory: COUNT pieces of one row of a tile.
 template <int FORMAT, int HEIGHT>
 struct Stage {
     static constexpr int COUNT = HEIGHT * DEPTH / (PIECE * THREADS), ACROSS = DEPTH / (PIECE * COUNT);
@@ -59,7 +62,7 @@ struct Stage {
         pieces.template load<CAREFUL>(from + at, left - at, first, last);
     }
 
-    // Steps of k are divisible by 16: they do not change where in its words a piece begins.
+    // Steps of k are divisible by 16, so a piece begins at the same byte of its words in all of them.
     DEVICE void put(Chunk* tile, int at) const {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
@@ -82,7 +85,7 @@ DEVICE Fragment fragment(const Chunk* tile, int slab, int first_row) {
     return result;
 }
 
-// Calls `visit` with each of a lane's sums: the tile's row and column in the warp's, and the place among the tile's.
+// Calls `visit` for each of a lane's sums, with the row and column of its 16 x 16 tile and its index in the tile.
 template <class Visit>
 DEVICE void for_each_sum(const Visit& visit) {
 #pragma unroll
@@ -123,7 +126,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
     const auto row_of = [&](int i, int e) { return least(row0 + i * MMA_SIDE + sum_row(e), m - 1); };
     const auto col_of = [&](int j, int e) { return least(col0 + j * MMA_SIDE + sum_column(e), n - 1); };
 
-    // While one buffer is multiplied, the other is filled with the next step, and the loads of the one after begin.
+    // While one buffer is multiplied, the other is filled with the next step, and loads of the one after it begin.
     const auto fill = [&](int at, int buffer) {
         stage_a.put(tiles + buffer * (SIZE_A + SIZE_B), at);
         stage_b.put(tiles + buffer * (SIZE_A + SIZE_B) + SIZE_A, at);
@@ -136,7 +139,7 @@ generic_mma(MATMUL_PARAMETERS, const float* out_scale, float* amax, float beta) 
     for (int at = 0, buffer = 0; at < k; at += DEPTH, buffer ^= 1) {
         const Chunk* const tile_a = tiles + buffer * (SIZE_A + SIZE_B);
         const Chunk* const tile_b = tile_a + SIZE_A;
-        block_barrier();  // one a step: the other buffer was read before it
+        block_barrier();  // one per step: all reads of the other buffer precede it
 #pragma unroll
         for (int slab = 0; slab < DEPTH / MMA_DEPTH; ++slab) {
             Fragment columns[WARP_COLS];

@@ -1,5 +1,5 @@
-// What the platform's matrix.cuh multiplies: eight codes as they are, where the GPU has instructions for both formats
-// (FP8_DIRECT), else as eight 16-bit floats, exactly.
+// The operands of the platform's matrix.cuh: eight codes, if the GPU has instructions for both formats (FP8_DIRECT), or
+// the same eight numbers as 16-bit floats, exactly.
 #pragma once
 
 #if FP8_DIRECT

@@ -1,8 +1,8 @@
-// Copies between rows at any address and aligned ones, around a product that needs these.
+// Copies between rows at any address and aligned rows, around a product that needs aligned ones.
 #pragma once
 #include "codes.cuh"
 
-// What of an aligned word lies from `first` on and before `end`, all bytes on their way at a time; the rest is zero.
+// The bytes of an aligned word that are in [first, end), loaded concurrently; the others are zero.
 DEVICE Vector16 edge_word(const byte* word, const byte* first, const byte* end) {
     unsigned bytes[PIECE], parts[4];
 #pragma unroll
@@ -13,14 +13,14 @@ DEVICE Vector16 edge_word(const byte* word, const byte* first, const byte* end) 
     return {parts[0], parts[1], parts[2], parts[3]};
 }
 
-// [rows, k] codes at any address and stride, and where rows of `ld` codes, zeros behind each, are to be: aligned to 16.
+// [rows, k] codes at any address and stride, and their copy, aligned to 16: rows of `ld` codes, padded with zeros.
 struct Realigned {
     const byte* codes;
     long long stride;
     byte* out;
     int rows;
 
-    // Copies the unit-th 16 codes.
+    // Copies the unit-th 16 codes of the aligned rows.
     DEVICE void copy(unsigned unit, unsigned across, int k) const {
         const unsigned row = unit / across, piece = unit - row * across;
         const byte* const from = codes + row * stride + piece * PIECE;
@@ -33,8 +33,8 @@ struct Realigned {
     }
 };
 
-// a and b; rows 0 of one that stays where it is. An amax that a product is to find is `cleared` beside, or null. The caller
-// owes: fewer than 2**31 pieces of 16 codes together.
+// Copies a and b; an operand that need not be copied has 0 rows. Also sets the amax `cleared`, if not null, to 0 for
+// the product that finds it. The caller owes: fewer than 2**31 pieces of 16 codes together.
 KERNEL(256)
 realign_codes(const byte* a, long long lda, byte* out_a, int m, const byte* b, long long ldb, byte* out_b, int n, int k,
               int ld, float* cleared) {
@@ -61,8 +61,8 @@ struct Unsigned<1> {
     using Type = byte;
 };
 
-// Rows of `columns` elements of FP8_BYTES bytes, from a stride to another; strides in elements. A block takes 256 * 4
-// columns of four rows at a time, of every (grid_x() / column_tiles)-th four.
+// Copies rows of `columns` elements of FP8_BYTES bytes from one stride to another; strides are in elements. A block
+// takes 256 * 4 columns of four rows at a time, and of every (grid_x() / column_tiles)-th four rows.
 KERNEL(256)
 copy_rows(const void* source, long long stride, void* to, long long to_stride, int rows, int columns,
           int column_tiles) {

@@ -3,18 +3,19 @@
 #include "../epilogue.cuh"
 #include "../warp_sums.cuh"
 
-// out[m, n] = round(scale_a * (scale_b * acc) + bias), acc = sum over k of a[m, k] * b[n, k] in fp32, for few rows: the
-// weight b is streamed from memory once for every SIDE of them. With BLOCKED scales the sum of every 128 of k is scaled
-// before it joins: acc = sum of scale_a * (scale_b * partial).
+// Products of few rows by mma.sync: out[m, n] = round(scale_a * (scale_b * acc) + bias), where acc is the sum over k of
+// a[m, k] * b[n, k] in fp32. The weight b is streamed from memory once for every SIDE rows. With BLOCKED scales the sum
+// of every 128 of k is scaled before it is added: acc = sum of scale_a * (scale_b * partial).
 //
-// A block makes SIDE tokens x 16 * TILES channels. Its WARPS take chunks of 128 of k round-robin, and add their sums in
-// the order of the warps: the bits of a row depend on n, k and WARPS alone, neither on m, SIDE and TILES nor on other
-// rows. The tensor cores' own sums, which some GPUs keep with 14 bits, end with the chunk.
-// Rows past m and n load an earlier row again, and their results are dropped; k past its end counts as zeros.
-// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / SIDE), a grid
-// of row_tiles * ceil(n / (16 * TILES)) blocks of WARPS * 32 threads, and WARPS * SIDE * (16 * TILES + 4) floats of
-// dynamic shared memory. Scales: the strides of the matrices over (m, k blocks) and (n or n blocks, k blocks), 0 where
-// broadcast; B_BLOCK says that one scale serves 128 channels.
+// A block makes SIDE tokens x 16 * TILES channels. Its WARPS warps take chunks of 128 of k round-robin; the block adds
+// the warps' sums in their order. So the bits of a row depend on n, k and WARPS alone, not on m, SIDE, TILES or other
+// rows. The tensor cores accumulate only within a chunk, because some GPUs keep only 14 bits of sums. Rows past m and
+// n load an earlier row again, and their results are dropped; k past its end counts as zeros.
+//
+// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / SIDE); a grid
+// of row_tiles * ceil(n / (16 * TILES)) blocks of WARPS * 32 threads; WARPS * SIDE * (16 * TILES + 4) floats of dynamic
+// shared memory; scale strides over (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast; B_BLOCK where a
+// scale covers 128 channels.
 constexpr int A = FP8_A, B = FP8_B, SIDE = FP8_SIDE, TILES = FP8_TILES, WARPS = FP8_WARPS;
 constexpr bool BLOCKED = FP8_BLOCKED, B_BLOCK = FP8_B_BLOCK;
 constexpr int PIECE = 16;  // bytes of a row that a lane loads at once
@@ -25,13 +26,13 @@ constexpr int CHANNELS = TILES * MMA_CHANNELS;
 constexpr int PITCH = CHANNELS + 4;
 static_assert(BLOCK_K % CHANNELS == 0, "the channels of a block have one scale");
 
-// A lane's cursor over rows. A step past the last row stays there. (Pointers to all rows would not fit into the
-// registers.)
+// A lane's cursor over rows, which stays at the last row when it is moved past it. (Registers do not hold pointers to
+// all rows.)
 template <class T>
 struct RowCursor {
     const T* from;
     long long stride;
-    int left;  // rows behind this one
+    int left;  // rows after this one
 
     DEVICE static RowCursor of(const T* rows, long long stride, int first, int count) {
         return {rows + least(first, count - 1) * stride, stride, count - 1 - first};
@@ -42,7 +43,7 @@ struct RowCursor {
     }
 };
 
-// The pieces of a row at STEPS steps, of which `left` bytes belong to the row, if RAGGED says so; the rest is zero.
+// Loads the pieces of a row at STEPS steps. If RAGGED, only `left` bytes belong to the row; pieces past them are zero.
 template <bool RAGGED, class Load>
 DEVICE void load(Vector16 (&pieces)[STEPS], const byte* row, int left, Load load_piece) {
 #pragma unroll
@@ -52,13 +53,13 @@ DEVICE void load(Vector16 (&pieces)[STEPS], const byte* row, int left, Load load
     }
 }
 
-// What a lane works on, and what it has summed.
+// A lane's rows, scales and sums.
 struct Lane {
     RowCursor<byte> channels, tokens;
     RowCursor<float> scale_b, scale_a[2];
     MmaSum sum[COLUMNS][TILES];
 
-    // Adds the chunk `at`; `left` bytes from this lane's first piece of it on belong to the rows, if RAGGED says so.
+    // Adds the chunk of k at `at`. If RAGGED, only `left` bytes from this lane's first piece on belong to the rows.
     template <bool RAGGED>
     DEVICE void add(int at, int left, long long scale_a_at, long long scale_b_at) {
         Vector16 w[2 * TILES][STEPS];

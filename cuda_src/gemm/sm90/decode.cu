@@ -1,44 +1,56 @@
 // Products of few rows on sm_90a: out[m, n] = round(scale_a * (scale_b * (a[m, k] @ weight[n, k]^T)) + bias).
 //
-// The operands are swapped: wgmma's M side of 64 holds output channels, its N side of WIDTH >= m the rows of a, so
-// the kernel streams the weight at the memory's speed and does hardly anything else. A tile is 64 * M_WARPGROUPS
-// channels. k is split over the SPLIT_K blocks of a cluster that share a tile: each takes its part, in k-blocks of
-// 128, through two rings that TMA fills: a deep one for the weight, because it is far away, a shallow one for a,
-// which is in L2, with its blocked scales beside it. Blocks that have the same part of k for the MULTICAST_TILES
-// tiles of a cluster share what they load of a. M_WARPGROUPS * K_WARPGROUPS consumer warpgroups multiply; those of
-// the same 64 channels alternate over the k-blocks; one warp loads the weight, one a, one blocked scales. Every block
-// completes an equal part of the tile's channels: the partial sums are stored into its reduction buffer (DSMEM) and
-// added in the order of their numbers, so equal inputs give equal bits, in an order that depends on n and k alone.
+// Operands are swapped: wgmma's M side of 64 holds output channels and its N side of WIDTH >= m holds the rows of a, so
+// the kernel streams the weight at memory bandwidth and does hardly anything else.
 //
-// Before the kernel that it follows has ended it reads only the weight, its scales and the bias, and those only if
-// `prefetch_weight` (a PDL prologue). If not, it lets its own dependents start only after its wait.
-// With PHASES the weight's rows begin at any address, a tile has every PHASES-th channel, and wgmma takes the weight from
-// registers (phases.cuh). Results may be FP8 then, OUT 3 + the format; with AMAX amax has to be 0 before the launch.
-// The rows of a can come in 16 bits instead, and then every block quantizes them for itself (quantize_rows.cuh), or as
-// codes at any address, which every block aligns (loose_rows.cuh).
+// Work split: a tile has 64 * M_WARPGROUPS channels. The SPLIT_K blocks of a cluster that share a tile each take a part
+// of its k-blocks (128 columns of k). A cluster has MULTICAST_TILES tiles; blocks with the same part of k multicast
+// their loads of a to each other. A block has M_WARPGROUPS * K_WARPGROUPS consumer warpgroups, of which those of the
+// same 64 channels alternate over the k-blocks, and a producer warp each for the weight, a, and blocked scales.
 //
-// Constants, -DFP8_<name>: WIDTH 8, 16, 32, 64, with PHASES 96 and 128, too; SPLIT_K 1, 2, 4, 8; MULTICAST_TILES of a
-// cluster, up to WIDTH / 8; M_WARPGROUPS, K_WARPGROUPS; STAGES and A_STAGES multiples of K_WARPGROUPS; CTAS_PER_SM;
-// A_TYPE, B_TYPE the formats; BLOCKWISE 1: a's scales are 1x128 and the weight's cover SCALE_ROWS (128 or 1) x 128; 0:
-// one a tensor or row; OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, -1 none. PREFETCH_CHUNKS: k-blocks of the weight in flight until a has been requested, 0: as many
-// as fit. AHEAD_CHUNKS: those that a block asks for into L2 beyond its ring. KEEPS_RESULT: whether the result is to stay
-// in L2. A_VECTORS: vectors of 8 elements of x that a thread quantizes, 0 where TMA loads codes; else A_ROWS, A_INPUT,
-// A_MODE of quantize_rows, or A_INPUT -1 and the BATCH of align_rows as A_ROWS, and A_STAGES k-blocks are all of a block.
-// The tensor cores sum a k-block with fewer bits than fp32 has, so every one is added (promoted) in fp32.
+// Pipeline: TMA fills a deep ring of the weight, which comes from device memory, and a shallow ring of a, which comes
+// from L2, with the k-block's blocked scales beside it. The tensor cores sum a k-block with fewer bits than fp32 has,
+// so the products of every k-block are promoted, that is, added in fp32. For the split-K reduction every block
+// completes an equal part of the tile's channels: the other blocks and warpgroups store their partial sums into its
+// reduction buffer (DSMEM), and it adds them in the order of their ranks. That order is fixed, so equal inputs give
+// equal bits.
 //
-// PHASES: of how many residues of channels there are maps, 0 where one map has them all.
+// PDL: before the preceding kernel has ended, this one reads only the weight, its scales and the bias, and these only
+// if `prefetch_weight`. Otherwise it lets its dependents start only after its own wait.
 //
-// The caller owes: maps of uint8, boxes of 64 * M_WARPGROUPS (weight) and m, or WIDTH / MULTICAST_TILES of several (a),
-// rows x 128 columns, 128-byte swizzle, but with PHASES 144 columns of the weight without swizzle; zeros out of bounds;
-// scale strides in elements, 0 where broadcast; at least SPLIT_K
-// k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K * K_WARPGROUPS -
-// 1) * units / SPLIT_K * unit_bytes for the reduction.
+// Constants, -DFP8_<name>:
+//   WIDTH                   8, 16, 32, 64; with PHASES also 96 and 128
+//   SPLIT_K                 1, 2, 4, 8
+//   MULTICAST_TILES         tiles of a cluster, at most WIDTH / 8
+//   M_WARPGROUPS, K_WARPGROUPS, CTAS_PER_SM
+//   STAGES, A_STAGES        of the rings of the weight and of a; multiples of K_WARPGROUPS
+//   A_TYPE, B_TYPE          FP8 formats
+//   BLOCKWISE               1: scales of 1x128 (a) and SCALE_ROWS x 128 (weight); 0: one per tensor or row
+//   SCALE_ROWS              128 or 1
+//   OUT, BIAS               0 fp32, 1 fp16, 2 bf16; BIAS -1: none; OUT with PHASES: also 3 + an FP8 format
+//   ACTIVATION, ACCUMULATES of the ending (epilogue.cuh)
+//   PREFETCH_CHUNKS         k-blocks of the weight in flight until a has been requested; 0: as many as fit
+//   AHEAD_CHUNKS            k-blocks beyond its ring that a block prefetches into L2
+//   KEEPS_RESULT            whether to keep the result in L2
+//   PHASES                  0: one map has all channels; else the weight's rows begin at any address, every residue of
+//                           channels has its own map, a tile has every PHASES-th channel, and wgmma takes the weight
+//                           from registers (phases.cuh)
+//   AMAX                    whether to find the amax of the result; only with PHASES
+//   A_VECTORS               0: TMA loads codes of a; else every block writes all of its A_STAGES k-blocks of a itself:
+//                           it quantizes 16-bit rows, A_VECTORS vectors of 8 elements a thread (quantize_rows.cuh), or
+//                           aligns codes at any address (loose_rows.cuh)
+//   A_ROWS, A_INPUT, A_MODE of quantize_rows; for align_rows A_INPUT is -1 and A_ROWS its BATCH
+//
+// The caller owes: tensor maps of uint8, zero fill out of bounds, boxes of 64 * M_WARPGROUPS rows (weight) and of m
+// rows, or WIDTH / MULTICAST_TILES where multicast (a), 128 columns with 128-byte swizzle, but with PHASES 144 columns
+// without swizzle for the weight; scale strides in elements, 0 where broadcast; at least SPLIT_K k-blocks; a first tile
+// for every cluster; 0 in amax before the launch; dynamic shared memory of ring_bytes + 1,024 + (SPLIT_K * K_WARPGROUPS
+// - 1) * units / SPLIT_K * unit_bytes (reduction buffer).
 #include "decode_block.cuh"
 #include "decode_epilogue.cuh"
 #include "loose_rows.cuh"
 
-// How the kernel is compiled: all -D names of this source, which are read here and for the parameters that A_VECTORS
-// decides about.
+// The constants of compilation. Only this struct and the kernel's #ifs read the -D names.
 struct Config {
     static constexpr int width = FP8_WIDTH, split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int warpgroup_channels = 64, m_warpgroups = FP8_M_WARPGROUPS, k_warpgroups = FP8_K_WARPGROUPS,
@@ -55,8 +67,9 @@ struct Config {
 };
 using C = DecodeLayout<Config>;
 
-// Whether what is added to results, and where they are, is loaded and computed behind the products, as the weight has the
-// registers before: but for few rows, whose numbers arrive while a tile is multiplied, as they do without PHASES.
+// ADDENDS_EARLY: the bias and the results that beta scales are loaded before the products, and arrive during them. With
+// PHASES and beta only few rows leave registers for that, as the weight is in registers, too: otherwise the addends are
+// loaded after the products. RESULT_ANEW: the addresses of results are computed again there, to free registers.
 constexpr bool RESULT_ANEW = C::phases > 0 && C::accumulates;
 constexpr bool ADDENDS_EARLY = !RESULT_ANEW || (C::ctas_per_sm < 3 && C::width <= (C::blockwise ? 8 : 16));
 
@@ -89,8 +102,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     constexpr float upper = 0.0f;
 #endif
 
-    // A launch that may not prefetch the weight is what later ones, which may, rely on: once it lets them start, all
-    // that precedes it on the stream has ended. So it does that after its wait (in load_weight).
+    // Later launches that prefetch the weight rely on one that may not: when it lets them start, everything before it
+    // on the stream has ended. So it triggers its dependents only after its wait (in load_weight).
     if (prefetch_weight) grid_dependency_launch();
 
     DecodeBlock<C> block(dynamic, n, k_blocks);
@@ -106,7 +119,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     float row_scale = 0.0f, largest = 0.0f;
-    int next_k_block = own.k_warpgroup;  // k-blocks to pass over before this warpgroup's next
+    int next_k_block = own.k_warpgroup;  // index of this warpgroup's next k-block, counted from the tile's first
 
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
         float channel_scales[2] = {1.0f, 1.0f}, channel_biases[2] = {0.0f, 0.0f};
@@ -120,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         }
         if (iteration == 0) {
             grid_dependency_wait();
-            if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // which the launch before may write
+            if constexpr (C::out_type > BFLOAT16) epilogue = {bias, out_scale};  // its predecessor may write out_scale
             char* const a_tiles = dynamic + (block.a_ring - shared_address(dynamic));
             if constexpr (C::a_vectors > 0) {
                 if constexpr (C::a_input < 0)
@@ -150,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         if (ADDENDS_EARLY) load_addends();
         if (C::a_vectors) at.codes = Ring<C::a_stages>(next_k_block);
 
-        // Two sets of products alternate: while the tensor cores are busy with one, the other is scaled and added.
+        // Two accumulators alternate: while the tensor cores fill one, the other is scaled and promoted.
         float sums[C::sums], products[2][C::sums];
 #pragma unroll
         for (int i = 0; i < C::sums; ++i) sums[i] = products[0][i] = products[1][i] = 0.0f;
@@ -165,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             at.codes.advance(C::k_warpgroups);
             product_of_block<C::b_type, C::a_type>(d, w.codes, a);
         };
-        // Adds the products of the oldest k-block; the last has none behind it.
+        // Promotes the products of the oldest k-block; `last`: no other products are in flight.
         const auto promote = [&](float (&d)[C::sums], bool last) {
             float scales_b[2];
             float2 scales_a[C::width / 8];
@@ -186,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             else product_wait<1>();
             registers_fence(d);
             at.release(block);
-            if (C::phases && C::blockwise && C::scale_rows == 1) {  // in place: there are no registers for both
+            if (C::phases && C::blockwise && C::scale_rows == 1) {  // in place, to save registers
 #pragma unroll
                 for (int i = 0; i < C::sums; ++i) d[i] *= scales_b[i >> 1 & 1];
                 registers_fence(d);
@@ -202,10 +215,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                     sums[i] += d[i];
                 }
             }
-            if (C::phases) registers_fence(sums);  // before the next products, or the compiler serializes (C7514)
+            if (C::phases) registers_fence(sums);  // without it the compiler serializes wgmma (ptxas C7514)
         };
 #if FP8_PHASES
-        // While a k-block is multiplied, the weight's next one is loaded and aligned, where registers hold both.
+        // Whether the weight's next k-block is loaded and aligned during a product: where the registers hold both.
         constexpr bool ahead = !C::blockwise || (C::width < 64 && C::ctas_per_sm < 3);
         const auto load = [&](auto& w) {
             const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
@@ -241,8 +254,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         }
 #else
         if (next_k_block < k_iter.k_blocks) {
-            // Two k-blocks an iteration: issue, issue the next, promote the first. If the loop contains its own
-            // prologue and epilogue, or is in a function of its own, the compiler serializes the products (ptxas C7517).
+            // Two k-blocks per iteration: issue, issue the next, promote the first. If the loop contains its own
+            // prologue and epilogue, or is in a function of its own, the compiler serializes the products (C7517).
             typename C::Tile::Weight w;
             issue_mma(products[0], w);
 #pragma unroll 1
@@ -277,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         }
         if (!own.reduce(sums, iteration & 1)) continue;
 
-        // All numbers first, then all stores: interleaved, they would wait for each other.
+        // Compute all values before the first store: interleaved, computations and stores would wait for each other.
         const int place = own.unit * 8, of = RESULT_ANEW ? computed_anew(lane) : lane;
 #pragma unroll
         for (int j = 0; j < C::width / 8; ++j) {

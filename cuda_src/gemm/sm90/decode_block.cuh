@@ -1,14 +1,14 @@
-// How the blocks of sm90_decode and sm90_decode_rows begin, and where their consumer warpgroups are in the rings.
+// The setup of a block of sm90_decode or sm90_decode_rows, and the positions of its consumer warpgroups in the rings.
 #pragma once
 #include "decode_load.cuh"
 
-// A block: its place in the cluster, where its rings, their barriers and the reduction's buffer lie, and its k-blocks.
+// A block: its rank in the cluster, its rings, their barriers, its reduction buffer, and its k-blocks.
 template <class C>
 struct DecodeBlock {
     static constexpr int channels = C::tile * C::together;
 
     int warp, lane;
-    int rank, first;  // among the blocks of its tile; in the cluster, of the tile's rank 0
+    int rank, first;  // rank: among the blocks of its tile; first: the cluster rank of the tile's rank 0
     unsigned ring, a_ring;
     PipelineBarriers<C::stages> pipeline;
     PipelineBarriers<C::a_stages> a_pipeline;
@@ -16,8 +16,8 @@ struct DecodeBlock {
     char* reduce_buf;
     KBlockIterator k_iter;
 
-    // After a shuffle the compiler knows that `warp` is equal in a warp, as blockIdx is, and computes descriptors once
-    // for all of it. Blocks that share loads of a have as many iterations, if need be with a tile past the end.
+    // After a shuffle the compiler knows that `warp` is uniform, as blockIdx is, and computes descriptors once per
+    // warp. Blocks that share loads of a make equally many iterations, the last of some on a tile past the end.
     DEVICE DecodeBlock(char* dynamic, int n, int k_blocks)
         : warp(__shfl_sync(0xffffffffu, threadIdx.x / 32, 0)),
           lane(threadIdx.x % 32),
@@ -33,7 +33,7 @@ struct DecodeBlock {
           reduce_buf(dynamic + (ring - shared_address(dynamic)) + C::ring_bytes),
           k_iter((n + channels - 1) / channels * C::together, k_blocks, rank, C::split_k) {}
 
-    // Both rings', and three of the reduction.
+    // The full and empty barriers of both rings, then reduce_full, reduce_empty, a_requested.
     DEVICE static unsigned barriers() {
         __shared__ alignas(8) word64 at[2 * C::stages + 2 * C::a_stages + 3];
         return shared_address(at);
@@ -43,8 +43,8 @@ struct DecodeBlock {
         return scales;
     }
 
-    // Returns whether the thread is of a producer warp, whose work is done then. `storing_warps` of each block of a tile
-    // release its reduction buffers.
+    // Runs the producer warps and returns true in their threads, which are then done; returns false in the consumers.
+    // `storing_warps` warps of each block of a tile release every reduction buffer.
     template <class Map>
     DEVICE bool loads(const Map* weight_map, const TensorMap* a_map, const ScaleGrid& of_a, const ScaleGrid& of_b,
                       int m, int n, int storing_warps, int prefetch_weight) {
@@ -68,15 +68,15 @@ struct DecodeBlock {
     }
 };
 
-// A consumer warpgroup's places in both rings: of the k-block that it multiplies next, and of the oldest one whose
-// products it has not added. Those of the same channels alternate over the k-blocks.
+// A consumer warpgroup's positions in both rings: of the k-block that it multiplies next, and of the oldest one whose
+// products it has not promoted. Warpgroups of the same channels alternate over the k-blocks.
 template <class C>
 struct Places {
     Ring<C::stages> next, oldest;
     Ring<C::a_stages> a_next, a_oldest;
     Ring<C::a_stages>
-        codes;  // of a, where all of a block's k-blocks are there and stay: as a_next, but anew in each tile
-    // k-blocks of a whose stage is loaded again: when this block releases the others, a multicast peer may have ended.
+        codes;  // of a, if its ring holds all k-blocks of the block: as a_next, but starts again with each tile
+    // k-blocks of a whose stages are loaded again. Others are not released: a multicast peer may have exited by then.
     int a_releases;
 
     DEVICE Places(const KBlockIterator& k_iter, int k_warpgroup)
@@ -85,9 +85,10 @@ struct Places {
         a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
     }
 
-    // Of a warp: gives up the stages of the oldest k-block, whose products are awaited; rows that the block quantized stay.
-    // A weight in registers has its stage until then, too: an arrival right behind the loads may overtake them, and TMA
-    // would write what has not been read yet. A product has its registers.
+    // Called by a warp when the products of the oldest k-block are complete: releases its stages, except those of rows
+    // that the block itself quantized or aligned. A weight in registers keeps its stage until then, too: an arrival
+    // right after its loads may overtake them, and TMA would overwrite data that they have yet to read. Once the
+    // product is complete, its registers have been loaded.
     DEVICE void release(const DecodeBlock<C>& block) {
         __syncwarp();
         if (block.lane == 0) block.pipeline.release(oldest);

@@ -1,13 +1,13 @@
-// The sums of a warp: how they are exchanged between blocks and stored.
+// The split-K reduction and the stores of a warp's sums.
 //
-// Of sm90_decode, 16 channels x width rows. A lane has of row 8 * j + lane % 4 * 2 + {0, 1} the channels lane / 4 + 8 *
-// half in sums[4 * j + 2 * half + {0, 1}].
+// A warp of sm90_decode has 16 channels x width rows: sums[4 * j + 2 * half + {0, 1}] of a lane are of channel lane / 4
+// + 8 * half and of rows 8 * j + lane % 4 * 2 + {0, 1}.
 #pragma once
 #include "decode_block.cuh"
 #include "../../ptx/transpose.cuh"
 #include "../epilogue.cuh"
 
-// What a lane has of 8 channels x width rows, in pieces that are sent and added at a time.
+// A lane's sums of a unit, 8 channels x width rows, in the pieces that the reduction sends and adds.
 template <int width>
 struct UnitOf {
     using Piece = float4;
@@ -37,10 +37,10 @@ struct UnitOf<8> {
     }
 };
 
-// A warp's part of a tile: two units of 8 channels, those of lane / 4 and of lane / 4 + 8, each completed by one block.
+// A warp's part of a tile: two units, of channels lane / 4 and lane / 4 + 8, each of which one block completes.
 template <class C>
 struct WarpUnits {
-    static constexpr int ranks = C::split_k, units = C::units / ranks;  // of a tile that a block completes
+    static constexpr int ranks = C::split_k, units = C::units / ranks;  // units of a tile that a block completes
     static constexpr int storing_warps = units > 1 ? units / 2 : 1;     // of a block
     using Part = UnitOf<C::width>;
     using Piece = typename Part::Piece;
@@ -65,18 +65,19 @@ struct WarpUnits {
     DEVICE int channel(int tile, int half, int lane) const {
         return C::Tile::channel(tile, unit * 8 + lane / 4 + 8 * half);
     }
-    // Whether the warp completes a unit, or one of the two.
+    // Whether the warp completes a unit, or either of the two.
     DEVICE bool completes(int half) const { return k_warpgroup == 0 && owned[half]; }
     DEVICE bool completes() const { return k_warpgroup == 0 && (owned[0] || owned[1]); }
 
-    // Of the warps that complete units, one thread announces what the other blocks will send.
+    // One thread of the warps that complete units sets the bytes that the other blocks will send.
     DEVICE void expect_others() const {
         if (ranks > 1 && unit == (block.rank * units & ~1) && block.lane == 0)
             barrier_expect(block.reduce_full, (ranks - 1) * C::k_warpgroups * units * C::unit_bytes);
     }
 
-    // Sends the warp's sums to where they are completed, and adds to those that it completes what all blocks and
-    // warpgroups have, in the order of their numbers. Returns whether it completes any. `turn` is the parity of the tile.
+    // Stores the warp's sums into the buffers of the blocks that complete them, and adds to the units that it completes
+    // the sums of all other blocks and warpgroups, in the order of their numbers. Returns whether it completes any
+    // unit. `turn` is the parity of the tile.
     DEVICE bool reduce(float (&sums)[C::sums], int turn) const {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
@@ -124,8 +125,8 @@ struct WarpUnits {
     }
 };
 
-// x, of which nothing is known from before: what is computed with it is computed behind this, and not kept in registers
-// from where the same was computed before.
+// Returns x, but hides that from the compiler: what depends on it is computed here, and not kept in registers from an
+// earlier computation with x.
 DEVICE long long computed_anew(long long x) {
     asm volatile("" : "+l"(x));
     return x;
@@ -135,8 +136,8 @@ DEVICE int computed_anew(int x) {
     return x;
 }
 
-// Stores 16 bytes of a result, which stay in L2 for its reader if it `keeps` them: a weight that streams through drives
-// others out.
+// Stores 16 bytes of a result. `keeps`: with a hint to keep them in L2 for their reader, as a streaming weight evicts
+// other lines.
 template <bool keeps>
 DEVICE void store_result(void* to, uint4 v) {
     if constexpr (keeps)
@@ -146,12 +147,13 @@ DEVICE void store_result(void* to, uint4 v) {
     else *(uint4*)to = v;
 }
 
-// Rows that begin at ``to``, ``ldo`` elements of 16 bits apart, by what the places of all have in common: vectors of
-// some bytes may be stored where the number is divisible by as many.
+// Returns a number whose divisors are the common alignments, in bytes, of rows at ``to`` that are ``ldo`` 16-bit
+// elements apart: if 16 divides it, 16-byte vectors may be stored.
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
 
-// Calls visit(i, index, there) for each sum of a lane: which element of the result it is, and whether the result has it
-// and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit. Rows are found by additions.
+// Calls visit(i, index, there) for each sum i of a lane: the index of its element in the result, and whether the result
+// has that element and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit. Additions
+// instead of products give the rows' indices.
 template <class C, class Visit>
 DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m, int n, int lane, const Visit& visit) {
     constexpr int apart = 8 * C::Tile::phases;  // channels of the two units
@@ -165,8 +167,8 @@ DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m
                   owned[i / 2] && i % 2 < left && first + i / 2 * apart < n);
 }
 
-// Stores the 16 channels at a place of a tile, of each eight only if they are ``owned``: each result for itself, as
-// float32, rounded to 16 bits or encoded. ``first``: as above.
+// Stores the ``owned`` units of a warp one result at a time, as float32, rounded to 16 bits, or encoded to FP8.
+// ``first``: as above.
 template <class C>
 DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int first, int m,
                        int n, int lane) {
@@ -180,7 +182,7 @@ DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], voi
     });
 }
 
-// The same of neighbouring channels from ``base`` on, rounded to 16 bits.
+// Stores the ``owned`` units of a warp, 16 neighbouring channels from ``base`` on, rounded to 16 bits.
 template <class C>
 DEVICE void store_pairs(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int base, int m,
                         int n, int lane) {
@@ -193,7 +195,7 @@ DEVICE void store_pairs(const float (&sums)[C::sums], const bool (&owned)[2], vo
     const bool whole = base + 16 <= n;
     const unsigned alignment = alignment_of(to, ldo);
     if (C::width > 8 && whole && alignment % 16 == 0 && owned[0] && owned[1]) {
-        // Four threads have a row's channels of four matrices: each passes three on and stores one whole.
+        // Four threads hold a row of four 8x8 matrices: after the transposition each stores a whole row of one.
 #pragma unroll
         for (int i = 0; i < C::sums / 2; i += 4) {
             quad_transpose(pairs[i], pairs[i + 1], pairs[i + 2], pairs[i + 3], lane);
@@ -219,8 +221,8 @@ DEVICE void store_pairs(const float (&sums)[C::sums], const bool (&owned)[2], vo
     }
 }
 
-// Of sm90_decode_rows: rounds and stores what a warp has of up to two units: of the rows ``row`` and ``row`` + 8 of a lane two channels of
-// each, from ``channel`` on.
+// For sm90_decode_rows: rounds and stores a warp's results of ``count`` units, from ``channel`` on. A lane has of each
+// unit two channels of ``row`` and of ``row`` + 8.
 template <class C, int count>
 DEVICE void store_units(const float (&values)[4 * count], void* to, long long ldo, int row, int channel, int m, int n,
                         int lane) {
@@ -240,7 +242,7 @@ DEVICE void store_units(const float (&values)[4 * count], void* to, long long ld
         const unsigned alignment = alignment_of(to, ldo);
         if constexpr (count == 2) {
             if (channel + 16 <= n && alignment % 16 == 0) {
-                // Of four neighbours each stores eight channels: of a row and a unit.
+                // Each of four neighbouring lanes stores the eight channels of one row and unit.
                 quad_transpose(pairs[0], pairs[1], pairs[2], pairs[3], lane);
                 const int here = row + lane % 2 * 8;
                 if (here < m)
@@ -254,7 +256,7 @@ DEVICE void store_units(const float (&values)[4 * count], void* to, long long ld
             const unsigned upper = pairs[2 * unit], lower = pairs[2 * unit + 1];
             const int begin = channel + 8 * unit;
             if (begin + 8 <= n && alignment % 8 == 0) {
-                // Of two neighbours one stores four channels of the first row, the other of the second.
+                // Of two neighbouring lanes one stores four channels of the first row, the other four of the second.
                 const bool odd = lane & 1;
                 const unsigned other = __shfl_xor_sync(0xffffffffu, odd ? upper : lower, 1);
                 const int here = row + 8 * odd;

@@ -1,13 +1,13 @@
-// The producer warps of sm90_decode and sm90_decode_rows, which load the weight, a, and blocked scales. Each of these
-// warps initializes its own ring's barriers.
+// The producer warps of sm90_decode and sm90_decode_rows, which load the weight, a, and blocked scales. The first two
+// initialize the barriers of their own rings.
 //
-// Instructions before the first load add to the latency of a launch: initialization by all lanes of a warp, or waits
-// for barriers that were never used, cost 0.7 us.
+// Every instruction before the first load adds to the latency of a launch: initialization by all lanes of a warp, or
+// waits for barriers that were never used, cost 0.7 us.
 #pragma once
 #include "phases.cuh"
 #include "../scheduler.cuh"
 
-// What follows from how a kernel is compiled (its Config).
+// The sizes that follow from a kernel's constants of compilation (its Config).
 template <class Config>
 struct DecodeLayout : Config {
     static_assert(Config::split_k * Config::multicast_tiles <= 8, "a portable cluster");
@@ -15,7 +15,8 @@ struct DecodeLayout : Config {
     static_assert(Config::stages % Config::k_warpgroups == 0, "a consumer comes back to its stage");
     static_assert(Config::stages >= 2 * Config::k_warpgroups, "a consumer awaits a k-block before it gives one up");
     static_assert(Config::a_stages % Config::k_warpgroups == 0 || Config::a_vectors > 0, "as in the other ring");
-    // Else a block might complete no channels of a warpgroup, and nothing would keep those that share them in step.
+    // Otherwise a block might complete no channels of a warpgroup, and nothing would keep the warpgroups that share
+    // these channels in step.
     static_assert(Config::m_warpgroups == 1 || Config::k_warpgroups == 1 || Config::split_k == 1, "warpgroups meet");
     static_assert(Config::scale_rows == 1 || Config::scale_rows == BLOCK_K, "scales of 1x128 or 128x128");
 
@@ -28,40 +29,42 @@ struct DecodeLayout : Config {
     static constexpr int units = tile / 8;                                   // of 8 channels, in a tile
     static constexpr int together = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
     static constexpr int unit_bytes = 8 * Config::width * 4;
-    // Of a thread.
+    // The accumulators of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
-    // Scales of the weight that a tile has of a k-block: one more where its channels lie across their borders.
-    static constexpr int span = Config::scale_rows > 1 ? tile * Tile::phases : tile;  // scaled as so many neighbours
-    // Whether the channels of a warp's two units, 8 * phases apart, share one.
+    // The weight's scales of a tile and k-block: one more if the tile can lie across their borders. The channels of a
+    // tile are spread over `span` neighbours.
+    static constexpr int span = Config::scale_rows > 1 ? tile * Tile::phases : tile;
+    // Whether the channels of a warp's two units, 8 * phases apart, share a scale of the weight.
     static constexpr bool halves_alike = Config::scale_rows >= 16 * Tile::phases;
     static constexpr bool across = span % Config::scale_rows && Config::scale_rows % span;
     static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + across;
-    // Of a k-block: a's rows, then the weight's.
+    // Of a k-block: the scales of a's rows, then the weight's.
     static constexpr int scales = Config::width + weight_scales;
     static constexpr int scale_lanes = scales < 32 ? scales : 32;
-    // Whether anything passes through the ring of a: the codes or their scales.
+    // Whether codes of a, or scales, pass through the ring of a.
     static constexpr bool streams_a = Config::a_vectors == 0 || Config::blockwise;
     static constexpr int cluster = Config::split_k * Config::multicast_tiles;
-    // Every split_k-th block of a cluster: those of rank 0.
+    // The blocks of rank 0: every split_k-th block of the cluster.
     static constexpr int multicast_mask = ((1 << cluster) - 1) / ((1 << Config::split_k) - 1);
 };
 
-// The scales of the k-blocks in the ring of a. Without blocked scales there are none, and no kernel refers to it.
+// The scales of the k-blocks in the ring of a. Without blocked scales no kernel uses it.
 template <class C>
 struct alignas(8) StageScales {
     float of[C::blockwise ? C::a_stages : 1][C::blockwise ? (C::scales + 1) & ~1 : 2];
 };
 
-// A thread, when its ring is full for the first time: asks for the next k-blocks of the weight into L2 while `empty`, the
-// barrier of the oldest stage, does not tell that it is free. Until the rows of a are there, memory would be idle.
+// Called by the producing thread when its ring is full for the first time: prefetches the next k-blocks of the weight
+// into L2 until `empty`, the barrier of the oldest stage, completes. Memory would be idle until a has arrived.
 template <class C>
 DEVICE void ask_ahead(const TensorMap* map, KBlockIterator k_iter, unsigned empty) {
     for (int left = C::ahead_chunks; left > 0 && k_iter.more() && !barrier_passed(empty, 0); --left, k_iter.next())
         C::Tile::prefetch(map, k_iter.k_block * BLOCK_K, k_iter.tile);
 }
 
-// One warp, which also initializes the barrier `a_requested`. The prefetch is limited because a full ring, requested at
-// once, would be ahead of a in the memory's queue, and ahead of what a is made of.
+// The warp that loads the weight; it also initializes the barrier `a_requested`. PREFETCH_CHUNKS limits the prefetch,
+// because requests for a full ring would be queued in memory ahead of those for a, and ahead of those of the kernel
+// that computes a.
 template <class C, class Map>
 DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C::stages>& pipeline,
                         unsigned a_requested, KBlockIterator& k_iter, int prefetch_weight, int lane) {
@@ -101,11 +104,12 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
     if (C::cluster > 1) cluster_wait();
 }
 
-// One warp, which also initializes the reduction's barriers: reduce_full, reduce_empty of so many `arrivals`, and
-// a_requested after them.
-// Where the block quantizes a itself (a_vectors) it loads nothing, else the `rows` of each chunk that there are, or for
-// multicast peers its part of them: TMA takes longer to fill a row with zeros than to load it, and what is left in
-// the other rows of a stage reaches no row of the result.
+// The warp that loads a; it also initializes the reduction's barriers, reduce_full and reduce_empty (with `arrivals`),
+// which a_requested follows.
+//
+// If the block writes the codes of a itself (a_vectors) it loads nothing; otherwise it loads the `rows` that a has, or
+// for multicast peers its share of all rows. It loads no more because TMA takes longer to fill a row with zeros than to
+// load it; whatever the other rows of a stage contain reaches no row of the result.
 template <class C>
 DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C::a_stages>& pipeline,
                    unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int rows,
@@ -117,14 +121,14 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
         if (C::streams_a)
             pipeline.init((C::a_vectors == 0) + C::blockwise * C::scale_lanes,
                           4 * C::m_warpgroups * C::multicast_tiles);
-        barrier_init(reduce_full, 1);  // the others' bytes, announced
+        barrier_init(reduce_full, 1);  // one thread arrives and sets the bytes that the other blocks send
         barrier_init(reduce_full + 8, arrivals);
         barrier_init_fence();
     }
     __syncwarp();
     C::prefetch_chunks ? threads_sync(1, C::threads) : threads_arrive(1, C::threads);
     if (C::cluster > 1) cluster_arrive();
-    if (C::multicast_tiles > 1) cluster_wait();  // they have initialized their barriers
+    if (C::multicast_tiles > 1) cluster_wait();  // the peers have initialized their barriers
     if (!C::a_vectors) {
         grid_dependency_wait();
         if (elected()) {
@@ -146,15 +150,15 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
     if (C::cluster > 1 && C::multicast_tiles == 1) cluster_wait();
 }
 
-// A warp: the scales of a chunk beside its part of a, a's rows first, then the weight's.
+// The warp that loads blocked scales: for each k-block those of a's rows, then those of the weight.
 template <class C>
 DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::a_stages>& pipeline,
                         const ScaleGrid& of_a, const ScaleGrid& of_b, KBlockIterator& k_iter, int m, int n, int lane) {
     Ring<C::a_stages> at(0);
     for (bool waited = false; lane < C::scale_lanes && k_iter.more(); k_iter.tile += k_iter.step) {
-        constexpr int words = (C::scales + 31) / 32;  // of a lane
+        constexpr int words = (C::scales + 31) / 32;  // scales per lane
         const float* from[words];
-        long long step[words];  // to the next chunk
+        long long step[words];  // to the next k-block
 #pragma unroll
         for (int i = 0; i < words; ++i) {
             const int place = lane + 32 * i, ordinal = place - C::width;

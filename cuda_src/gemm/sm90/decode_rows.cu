@@ -1,32 +1,34 @@
 // Products of 17 to 64 rows on sm_90a: out[m, n] = round(scale_a * (scale_b * (a[m, k] @ weight[n, k]^T)) + bias).
 //
-// As decode.cu, but the rows of a are wgmma's M side of 64, and its N side has CHANNELS. The tensor cores then read
-// a from shared memory once for up to 128 channels, not for 64, a thread has scales of two rows, not of all, and an
-// epilogue stores rows as it has them (experiments/2026-11-rows-on-the-m-side).
+// Like decode.cu, but wgmma's M side of 64 holds the rows of a and its N side CHANNELS channels. The tensor cores then
+// read a from shared memory once per up to 128 channels instead of once per 64, a thread needs the scales of two rows
+// instead of all, and the epilogue stores rows as the accumulators hold them (experiments/2026-11-rows-on-the-m-side).
 //
-// A tile is CHANNELS channels, which one warpgroup multiplies: as many as make the tiles of all blocks come out even.
-// k is split over the SPLIT_K blocks of a cluster that share a tile, in k-blocks of 128. They complete parts of the
-// tile that are as equal as units of 8 channels allow: partial sums are stored into the owner's reduction buffer
-// (DSMEM) and added in the order of their numbers, so equal inputs give equal bits. What comes before the wait, and how
-// blocks share what they load of a, is as in decode.cu.
+// One warpgroup multiplies a tile of CHANNELS channels, chosen so that the tiles divide evenly among the blocks. The
+// SPLIT_K blocks of a cluster that share a tile each take a part of its k-blocks of 128. They complete parts of the
+// tile that are as equal as units of 8 channels allow: a block stores its partial sums into the owner's reduction
+// buffer (DSMEM), and the owner adds them in the order of their ranks, so equal inputs give equal bits. The PDL
+// prologue and the multicast of a are those of decode.cu.
 //
-// Constants, -DFP8_<name>: CHANNELS, a multiple of 8 from 64 to 128; SPLIT_K 1 to 8; MULTICAST_TILES; STAGES, A_STAGES;
-// A_TYPE, B_TYPE, OUT, BIAS, PREFETCH_CHUNKS, AHEAD_CHUNKS, KEEPS_RESULT as in decode.cu; BLOCKWISE 1: scales of a 1x128, of the
-// weight 128x128.
+// Constants, -DFP8_<name>:
+//   CHANNELS    a multiple of 8 from 64 to 128
+//   SPLIT_K     1 to 8
+//   BLOCKWISE   1: scales of 1x128 (a) and 128x128 (weight); 0: per tensor or row
+//   others      as in decode.cu
 //
-// The caller owes: maps of uint8, boxes of CHANNELS (weight) and m, or 64 / MULTICAST_TILES of several (a), rows x 128
-// columns, 128-byte swizzle, zeros out of bounds; scale strides in elements, 0 where broadcast; at least SPLIT_K
-// k-blocks, a first tile for every cluster; of dynamic shared memory ring_bytes, 1,024 and (SPLIT_K - 1) * MOST_UNITS
-// * unit_bytes.
+// The caller owes: tensor maps of uint8, zero fill out of bounds, 128-byte swizzle, boxes of CHANNELS rows (weight) and
+// of m rows, or 64 / MULTICAST_TILES where multicast (a), x 128 columns; scale strides in elements, 0 where broadcast;
+// at least SPLIT_K k-blocks; a first tile for every cluster; dynamic shared memory of ring_bytes + 1,024 + (SPLIT_K -
+// 1) * MOST_UNITS * unit_bytes (reduction buffer).
 #include "decode_epilogue.cuh"
 
-// How the kernel is compiled: all -D names of this source, which are read here alone.
+// The constants of compilation. Only this struct reads the -D names.
 struct Config {
     static constexpr int width = 64, warpgroup_channels = FP8_CHANNELS, m_warpgroups = 1, k_warpgroups = 1,
                          a_vectors = 0;
     static constexpr int phases = 0;
-    // Small weights, which have tiles of 64 channels, are slower by 0.3 to 0.5 us where their loads follow each other as
-    // fast as they can (experiments/2026-11-ahead-of-the-ring).
+    // Small weights, which have tiles of 64 channels, take 0.3 to 0.5 us longer if their loads are issued as fast as
+    // possible (experiments/2026-11-ahead-of-the-ring).
     static constexpr bool elects = FP8_CHANNELS > 64;
     static constexpr int split_k = FP8_SPLIT_K, multicast_tiles = FP8_MULTICAST_TILES;
     static constexpr int stages = FP8_STAGES, a_stages = FP8_A_STAGES, prefetch_chunks = FP8_PREFETCH_CHUNKS,
@@ -38,8 +40,8 @@ struct Config {
 };
 using C = DecodeLayout<Config>;
 
-// Units of 8 channels, which the blocks of a cluster share among them: in pairs where there are enough, as a pair of a
-// row fills a sector of 32 bytes.
+// The blocks of a cluster divide a tile's units of 8 channels among them, in pairs if there are enough: a row's 16-bit
+// results of a pair fill a sector of 32 bytes.
 constexpr int UNITS = C::units, WARP_UNIT_BYTES = 32 * (int)sizeof(float4);
 constexpr int PAIR = UNITS >= 4 * C::split_k ? 2 : 1, PAIRS = (UNITS + PAIR - 1) / PAIR;
 constexpr int owner_of(int unit) { return unit / PAIR * C::split_k / PAIRS; }
@@ -48,7 +50,7 @@ constexpr int first_unit_of(int rank) {
     return unit < UNITS ? unit : UNITS;
 }
 constexpr int MOST_UNITS = (PAIRS + C::split_k - 1) / C::split_k * PAIR;
-// Where in its owner's buffer a unit of a warp of another block lies.
+// The offset in the owner's reduction buffer of a unit that a warp of another block stores there.
 DEVICE int slot_of(int place, int unit, int warp) {
     return ((place * MOST_UNITS + unit - first_unit_of(owner_of(unit))) * 4 + warp) * WARP_UNIT_BYTES;
 }
@@ -60,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                      const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks,
                      int prefetch_weight, float beta) {
     extern __shared__ char dynamic[];
-    // Of a tile and of the next one.
+    // Double-buffered by tiles.
     __shared__ alignas(8) float channel_scales[2][C::tile], channel_biases[2][C::tile];
 
     if (prefetch_weight) grid_dependency_launch();  // else after the wait, as in decode.cu
@@ -82,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     for (int iteration = 0; k_iter.tile < k_iter.tiles; ++iteration, k_iter.tile += k_iter.step) {
         const int channel = k_iter.tile * C::tile, own = min(channel + (int)threadIdx.x, n - 1);
         const float channel_scale = C::blockwise ? 1.0f : scale_b[own * scale_b_row];
-        // The first unit of channels that has the tile's second scale.
+        // The first unit whose channels have the tile's second scale.
         const int border = C::across ? (BLOCK_K - channel % BLOCK_K) / 8 : UNITS;
         const float channel_bias = epilogue.bias_of(own);
         if (ranks > 1 && threadIdx.x == 0)
@@ -108,10 +110,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             at.a_next.advance(1);
             product_of_block<C::a_type, C::b_type>(d, a, w);
         };
-        // Adds the products of the oldest k-block; the last has none behind it.
+        // Promotes the products of the oldest k-block; `last`: no other products are in flight.
         const auto promote = [&](float (&d)[C::sums], bool last) {
             const float* const scales = block.stage_scales().of[C::blockwise ? at.a_oldest.stage : 0];
-            // Scales of the lane's rows times the weight's, and those that hold from the border on.
+            // The scales of the lane's two rows times the weight's first scale; `beyond`: times its second one.
             float scales_a[2] = {1.0f, 1.0f}, beyond[2] = {1.0f, 1.0f};
             if constexpr (C::blockwise) {
 #pragma unroll
@@ -159,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         if (!C::blockwise || C::bias_type >= 0) threads_sync(2, C::consumers);
         if (ranks > 1) {
             if (iteration == 0) cluster_wait();  // the other blocks have initialized their barriers
-            else if (warp < active) barrier_wait(block.reduce_empty, turn ^ 1);  // others need not be in step with it
+            else if (warp < active) barrier_wait(block.reduce_empty, turn ^ 1);  // warps without rows need not wait
         }
         if (warp >= active) continue;
         Addends<C::out_type, C::sums, C::accumulates> addends;  // arrive while partial sums are exchanged
@@ -197,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                 remote_arrive(cluster_address(block.reduce_empty, first + lane));
         }
 
-        // What a lane has of the channels from `unit` on, scaled and biased.
+        // The lane's four results of a unit, before they are rounded.
         const auto finished = [&](int unit, float* values) {
             const int at = unit * 8 + lane % 4 * 2;
             float2 scales = make_float2(1.0f, 1.0f), biases = make_float2(0.0f, 0.0f);

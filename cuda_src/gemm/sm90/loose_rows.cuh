@@ -1,18 +1,19 @@
-// The rows of a where they begin at any address: aligned by the threads that multiply them, as TMA would store them.
+// Rows of a that begin at any address: the consumer threads load and align them, and store them as TMA would.
 #pragma once
 #include "quantize_rows.cuh"
 #include "../generic/codes.cuh"
 
-// Words of 16 bytes that have any of the ``left`` codes from the first on: read whole, as TMA reads the weight's.
+// Loads the aligned 16-byte words that hold the first 16 of ``left`` codes. Words are read whole, as by TMA.
 DEVICE void load_words(Pieces<false, 1>& pieces, const byte* from, int left) {
     const int off = off_word(from);
     pieces.words[0] = left > 0 ? load16(from - off) : Vector16{0, 0, 0, 0};
     pieces.words[1] = left > PIECE - off ? load16(from - off + PIECE) : Vector16{0, 0, 0, 0};
 }
 
-// A block multiplies ``k_blocks`` k-blocks from ``first`` on: THREADS threads load their codes at once, and make them tiles
-// of SIDE rows x 128 columns, columns past the rows' end zero; rows past the last stay as they are. ``from.vecs`` counts
-// the codes of a row. ``scales`` receives one a row if any are ``given``. A thread has the codes of BATCH words on their way.
+// THREADS threads load the codes of the ``k_blocks`` k-blocks that their block multiplies, from ``first`` on, into
+// tiles of SIDE rows x 128 columns, with zeros in columns past the end of a row; rows past the last keep what they
+// have. ``from.vecs`` counts the codes of a row. ``scales`` receives a scale per row if any are ``given``. A thread
+// keeps the loads of BATCH words in flight.
 template <int THREADS, int SIDE, int BATCH>
 DEVICE void align_rows(char* tiles, float* scales, const WideRows& from, int first, int k_blocks, const float* given,
                        long long given_stride) {

@@ -1,25 +1,26 @@
-// Weights whose rows begin at any address, by TMA, which reads from multiples of 16 bytes: the rows of each residue modulo
-// `phases` lie a multiple of 16 bytes apart, and all begin equally far behind such a multiple. A tile has rows of one
-// residue. Its boxes have 16 columns more than a k-block, and a thread aligns what it multiplies in its registers.
+// TMA loads of weights whose rows begin at any address, although TMA reads from multiples of 16 bytes: the rows of each
+// residue modulo `phases` are a multiple of 16 bytes apart, so all of them begin at the same offset from such a
+// multiple. A tile has the rows of one residue. Its boxes are 16 columns wider than a k-block, and a thread aligns the
+// codes that it multiplies in its registers.
 #pragma once
 #include "../pipeline.cuh"
 
-// of[i]: the rows i, i + phases, ..., each from the multiple of 16 bytes before its first code, offset[i] bytes before
-// it, to its last code.
+// of[i] maps the rows i, i + phases, ...: each from a multiple of 16 bytes, offset[i] bytes before its first code, to
+// its last code.
 struct alignas(64) PhasedMaps {
     TensorMap of[16];
     int offset[16];
 };
 
-// 64 rows of a k-block of the weight as wgmma takes them: where they lie, in swizzled rows.
+// 64 rows of a k-block of the weight in shared memory, for wgmma: in swizzled rows, by their descriptor.
 struct PlacedWeight {
-    static constexpr int COLUMNS = BLOCK_K;  // of a box
+    static constexpr int COLUMNS = BLOCK_K;  // of a TMA box
     word64 codes;
 
     DEVICE void place(unsigned address) { codes = tile_descriptor(address); }
 };
 
-// The same in registers: of each row the codes behind the first `offset`. All words of a warp lie in different banks.
+// The same in registers, for wgmma: each row's codes after the first `offset`. A warp's loads have no bank conflicts.
 struct LoadedWeight {
     static constexpr int COLUMNS = BLOCK_K + 16;
     unsigned codes[4][4];
@@ -44,7 +45,7 @@ struct WeightOf<true> {
     using Type = LoadedWeight;
 };
 
-// Which channels a tile of SIZE has. Without phases they are neighbours.
+// The channels of a tile of SIZE: neighbours, or with phases every phases-th.
 template <int PHASES, int SIZE>
 struct PhasedTile {
     static constexpr int phases = PHASES > 0 ? PHASES : 1;

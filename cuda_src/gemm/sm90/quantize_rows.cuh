@@ -1,4 +1,4 @@
-// The rows of a, quantized by the threads that multiply them: codes and scales as rowwise.cuh gives them.
+// The consumer threads quantize the rows of a themselves, to the codes and scales of quantize/rowwise.cuh.
 #pragma once
 #include "../../ptx/tma.cuh"
 #include "../../ptx/wgmma.cuh"
@@ -7,21 +7,22 @@
 #include "../../common/vec8.cuh"
 #include "../../common/reduce.cuh"
 
-// What is quantized: `rows` rows of `vecs` vectors of 8 elements, `stride` bytes apart.
+// The rows to quantize: `rows` rows of `vecs` vectors of 8 elements, `stride` bytes apart.
 struct WideRows {
     const byte* x;
     long long stride;
     int rows, vecs;
 };
 
-// THREADS threads quantize up to ROWS rows: per token, no amax above `upper` (MODE TOKEN), or by given scales (STATIC).
+// THREADS threads quantize up to ROWS rows: per token, amax at most `upper` (MODE TOKEN), or by given scales (STATIC).
 //
-// A block multiplies only a part of k, `part` vectors from `first` on, whole chunks of 16: their codes become tiles of
-// SIDE rows x 128 columns as TMA would store them, columns past the row's end zero; rows past the last stay as
-// they are. A token's amax takes all vectors of its row: those of the block's own part come first.
+// A block multiplies only a part of k, `part` vectors from `first` on, in whole k-blocks of 16 vectors. Their codes are
+// stored as TMA would store them, in tiles of SIDE rows x 128 columns, with zeros in columns past the end of a row;
+// rows past the last keep what they have. The amax of a token is over all vectors of its row; a thread loads those of
+// the block's own part first.
 //
-// The caller owes: ROWS a power of two up to SIDE and THREADS, and at least as many as there are; THREADS / ROWS *
-// VECTORS vectors cover a row's chunks (STATIC: the part's); x and its stride are multiples of 16 bytes.
+// The caller owes: ROWS, a power of two, at most SIDE and THREADS and at least the number of rows; THREADS / ROWS *
+// VECTORS vectors cover the k-blocks of a row (STATIC: of the part); x and its stride are multiples of 16 bytes.
 template <int THREADS, int ROWS, int VECTORS, int SIDE, int INPUT, int FORMAT, int MODE>
 DEVICE void quantize_rows(char* tiles, float* scales, const WideRows& from, int first, int part, const float* given,
                           long long given_stride, float upper) {

@@ -1,31 +1,42 @@
 // Products of many rows on sm_90a: out[m, n] = round(scales * (a[m, k] @ weight[n, k]^T) + bias).
 //
-// Persistent and warp-specialised: one warpgroup of a block loads, through a ring of STAGES k-blocks of 128, and the
-// others multiply. A tile is 64 * GROUPS * M_SLICES rows x COLUMNS channels, of which each of GROUPS warpgroups has
-// every GROUPS-th 64 rows. Results are staged in shared memory; TMA stores them, and the next tile's epilogue awaits
-// that. A warpgroup with two slices stores one while the other, or the next tile's first, is multiplied. Where PINGPONG
-// is 1, a tile is 64 * M_SLICES rows, and one of two warpgroups makes it whole (tiled_sequence.cuh).
+// Work split: persistent and warp-specialized. One producer warpgroup of a block loads k-blocks of 128 columns of k,
+// and GROUPS consumer warpgroups multiply. A tile is 64 * GROUPS * M_SLICES rows x COLUMNS channels; each consumer has
+// every GROUPS-th slice of 64 rows. With PINGPONG a tile is 64 * M_SLICES rows, and two consumers make whole tiles by
+// turns (tiled_sequence.cuh).
 //
-// Scales that change along k join every 128 of it, in fp32: a warpgroup scales and adds (promotes) its products while
-// its next ones, or the other warpgroup's, are multiplied. The order of a sum is that of k: equal rows get equal bits,
-// by any tile, in any batch.
+// Pipeline: TMA fills a ring of STAGES k-blocks. Scales that change along k are applied to every k-block, in fp32: a
+// consumer scales and adds (promotes) its products while its next ones, or the other consumer's, are multiplied. Sums
+// follow the order of k, so equal rows get equal bits in any tile and any batch. Results are staged in shared memory
+// and stored by TMA, for which the next tile's epilogue waits. A consumer with two slices stores one while the other,
+// or the first of the next tile, is multiplied.
 //
-// Constants, -DFP8_<name>: GROUPS, M_SLICES 1 or 2; PINGPONG 0 or 1; COLUMNS, a multiple of 16 that wgmma has; STAGES;
-// A_TYPE, B_TYPE the formats; SCALES (tiled_layout.cuh); OUT, BIAS: 0 fp32, 1 fp16, 2 bf16, OUT also 3 + a format, BIAS
-// also -1 for none; SCALE_TILES whether TMA loads the 1x128 scales of a; AMAX whether the largest |value| is found;
-// STORE_TILES whether TMA stores the result; BUFFERS of a warpgroup's staging; CLUSTER blocks whose tiles have the same
-// channels, and which load the weight for each other.
+// Constants, -DFP8_<name>:
+//   GROUPS, M_SLICES         1 or 2
+//   PINGPONG                 0 or 1
+//   COLUMNS                  channels of a tile: an N of wgmma, and a multiple of 16
+//   STAGES                   of the ring
+//   A_TYPE, B_TYPE           FP8 formats
+//   SCALES                   SCALES_* of tiled_layout.cuh
+//   SCALE_TILES              whether TMA loads the 1x128 scales of a
+//   OUT, BIAS                0 fp32, 1 fp16, 2 bf16; OUT also 3 + an FP8 format; BIAS -1: none
+//   ACTIVATION, ACCUMULATES  of the ending (epilogue.cuh)
+//   AMAX                     whether to find the amax of the result
+//   STORE_TILES              whether TMA stores the result
+//   BUFFERS                  staging buffers of a consumer
+//   CLUSTER                  blocks whose tiles have the same channels, and which multicast loads of the weight
 //
-// The caller owes: maps of uint8: boxes of COLUMNS / CLUSTER (weight) and a tile's (a, at most m rounded up to 8) rows x
-// 128 columns, 128-byte swizzle, zeros out of bounds; of the scales of a, as words, a row of a box of a tile's rows; of
-// out, as bytes, 64 rows x piece_bytes, swizzled by as many; a grid of whole clusters, whose blocks all have tiles; scale
-// strides in elements, 0 where broadcast; of dynamic shared memory STAGES * (weight_bytes + a_bytes) + the buffers +
-// 1,024. `prefetch_weight`: the weight, its scales and the bias may be read before the kernel before has ended; if not,
-// dependents start only after the wait, as in sm90_decode. amax has to be 0 before the launch.
+// The caller owes: tensor maps of uint8, zero fill out of bounds, boxes of COLUMNS / CLUSTER rows (weight) and of a
+// tile's rows, at most m rounded up to 8 (a), x 128 columns, 128-byte swizzle; a map of the scales of a, as words,
+// boxes of one row x a tile's rows; a map of out, as bytes, boxes of 64 rows x piece_bytes, swizzled by piece_bytes; a
+// grid of whole clusters, whose blocks all have tiles; scale strides in elements, 0 where broadcast; 0 in amax before
+// the launch; dynamic shared memory of STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. With `prefetch_weight`
+// the weight, its scales and the bias may be read before the preceding kernel has ended; otherwise dependents start
+// only after the wait, as in sm90_decode.
 #include "tiled_math.cuh"
 #include "tiled_store.cuh"
 
-// How the kernel is compiled: all -D names of this source, which are read here alone.
+// The constants of compilation. Only this struct reads the -D names.
 struct Config {
     static constexpr int groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS, stages = FP8_STAGES,
                          scales = FP8_SCALES, scale_tiles = FP8_SCALE_TILES, pingpong = FP8_PINGPONG;
@@ -37,8 +48,8 @@ struct Config {
 };
 using C = TiledLayout<Config>;
 
-// Up to so many rows the weight is read once, and is the first that leaves L2: what is read again stays. Not where the
-// result, two bytes each, is as large as the weight: measured 3 % slower (1024x24576x1536).
+// Up to so many rows the weight is read once, so L2 evicts it first and keeps what is read again. Not if the result, of
+// two bytes each, is as large as the weight: measured 3 % slower (1024x24576x1536).
 constexpr int FEW_ROWS = 1024;
 
 extern "C" __global__ void __launch_bounds__(C::threads, 1)
@@ -64,14 +75,14 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     const PipelineBarriers<2> vector_pipeline = {shared_address(vector_barriers)};
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
 
-    // Divisions are made before what is awaited, not behind it.
+    // Computes the divisions of the first tile before the waits, not after them.
     const C::Tiles tiles(m, n);
     TileOrigin first = {};
     const auto find_first = [&] {
         first = tiles.origin();
         asm volatile("" : "+r"(first.row), "+r"(first.column));
     };
-    if (lane == 0) {  // each warp something, as their order would be a time
+    if (lane == 0) {  // divided among warps: a single one would take the sum of the times
         if (warp == 0) {
             map_prefetch(&weight_map);
         } else if (warp == 1) {
@@ -89,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         }
     }
     if (warp < 2) find_first();
-    if constexpr (C::cluster > 1) {  // whose blocks have initialized their barriers
+    if constexpr (C::cluster > 1) {  // until all blocks have initialized their barriers
         cluster_arrive();
         cluster_wait();
     } else {
@@ -98,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     if (warp < 4) {
         if (warp > 1) find_first();
         if constexpr (C::threads > 256) registers_give<C::loader_registers>();
-        // Not the warps that load the weight, and its scales where they load nothing that is not the weight's.
+        // With `prefetch_weight`, warp 0 (weight) does not wait, nor warp 2 if it loads only scales of the weight and
+        // the bias.
         if (!prefetch_weight || (warp != 0 && (warp != 2 || !C::scale_tiles))) grid_dependency_wait();
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
         if (warp == 0 && elected())
@@ -124,7 +136,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
     if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
-    epilogue = {bias, out_scale};  // which the launch before may have written
+    epilogue = {bias, out_scale};  // the preceding kernel may have written out_scale
     float largest = 0.0f;
     TileSequence<C> sequence(group, tiles.count());
     Ring<C::stages> at(0);
@@ -137,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
                       __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
         };
-        constexpr bool early = C::along_k || C::accumulates;  // else where a tile lies does not matter until its end
+        constexpr bool early = C::along_k || C::accumulates;  // else only the epilogue needs the tile's origin
         if constexpr (early) await_vectors();
         sequence.take();
         const int slice_step = math.slice_row(1) - math.slice_row(0);
@@ -180,8 +192,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     while ((!C::pingpong || sequence.any()) && make_tile(Constant<0>()) &&
            (C::turns < 2 || make_tile(Constant<1 % C::turns>())) &&
            (C::turns < 3 || make_tile(Constant<2 % C::turns>())));
-    product_wait<0>();                   // what was issued after the last tile
-    if (C::cluster > 1) cluster_wait();  // blocks that are at an end get no more arrivals
+    product_wait<0>();                   // products issued after the last tile
+    if (C::cluster > 1) cluster_wait();  // no peer may signal to a block that has exited
     if constexpr (C::amax) publish_amax(largest, amax);
     if (C::store_tiles && threadIdx.x % 128 == 0) stores_read<0>();
 }

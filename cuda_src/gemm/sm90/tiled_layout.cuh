@@ -1,21 +1,21 @@
-// What follows from how sm90_tiled is compiled, and the warps that load its tiles.
+// The sizes that follow from sm90_tiled's constants of compilation, and its producer warps.
 #pragma once
 #include "../pipeline.cuh"
 #include "../scheduler.cuh"
 #include "../epilogue.cuh"
 #include "../../ptx/cluster.cuh"
 
-// Of a product: scales that do not change along k, by one chain of sums over k or promoted every 128; or 1x128 of a
-// with 128x128 or 1x128 of the weight.
+// How the scales of a product enter. If they do not change along k, wgmma accumulates over all of k (CHAIN), or every
+// k-block is promoted (PROMOTED). If those of a are 1x128, those of the weight are 128x128 (BLOCK) or 1x128 (GROUP).
 constexpr int SCALES_CHAIN = 0, SCALES_PROMOTED = 1, SCALES_BLOCK = 2, SCALES_GROUP = 3;
 
-// A number that is an argument.
+// A compile-time number as a function argument.
 template <int n>
 struct Constant {
     static constexpr int value = n;
 };
 
-// What follows from Config of tiled.cu.
+// Config of tiled.cu, and what follows from it.
 template <class Config>
 struct TiledLayout : Config {
     static constexpr int crew = Config::pingpong ? 1 : Config::groups;  // warpgroups that make a tile together
@@ -23,44 +23,44 @@ struct TiledLayout : Config {
     static constexpr int math_warps = 4 * crew;                         // of a tile
     static constexpr int threads = 128 + 128 * Config::groups;
     static constexpr int a_bytes = rows * BLOCK_K, weight_bytes = Config::columns * BLOCK_K;  // of a stage
-    static constexpr int ahead_k_blocks = (64 << 10) / weight_bytes;  // of the weight, which are asked into L2
+    static constexpr int ahead_k_blocks = (64 << 10) / weight_bytes;  // of the weight, prefetched into L2
     static constexpr int sums = Config::columns / 2;                  // of a thread, in 64 rows of a tile
-    // Whether a warpgroup has two sets of products: where registers hold them beside the sums (and beside 1x128 scales of
-    // the weight), and where the next products are worth more than what they take from the addition of the last.
+    // Whether a warpgroup has two sets of products: if registers hold them beside the sums (and 1x128 scales of the
+    // weight), and if overlapping the next products gains more than it slows the promotion of the last.
     static constexpr int least_overlapped = Config::scales == SCALES_GROUP ? 0 : Config::groups == 2 ? 128 : 96;
     static constexpr int most_overlapped = Config::scales == SCALES_GROUP && Config::groups == 2 ? 96 : 128;
     static constexpr bool overlapped =
         Config::m_slices == 1 && Config::columns >= least_overlapped && Config::columns <= most_overlapped;
     static constexpr bool along_k = Config::scales >= SCALES_BLOCK, promoted = Config::scales != SCALES_CHAIN;
-    // Whether a tile's first products are issued before the tile before is stored: where a warpgroup has two slices. It
-    // stores one while the other is multiplied. Promoted products are apart from the sums, chains need a set of sums
-    // that the tile does not use; what else a thread holds decides whether there is room. (Chains under a
-    // GELU wait for each other: by 30 % where it was measured.)
+    // Whether the next tile's first products are issued before a tile is stored: if a warpgroup has two slices, it
+    // stores one while the other is multiplied. Promoted products have registers apart from the sums; chains need a set
+    // of sums that the tile does not use. Whether there is room depends on what else a thread holds. (With a GELU,
+    // chains wait for each other: 30 % slower where it was measured.)
     static constexpr bool ahead =
         Config::m_slices == 2 && !Config::accumulates && !Config::pingpong &&
         (promoted ? Config::scales != SCALES_GROUP
                   : Config::amax == 0 && (Config::activation == 0 || Config::activation == SILU));
-    // Sums of 64 rows that a thread has. Promoted ones stay where they are; chains move on: the next tile's first slice
-    // begins in the set that this one does not use.
+    // Sets of sums of a thread, each for 64 rows. Promoted sums keep their sets; chains rotate: the next tile's first
+    // slice begins in the set that this tile does not use.
     static constexpr int sets = Config::m_slices + (ahead && !promoted);
-    static constexpr int turns = ahead && !promoted ? sets : 1;  // after so many tiles each slice is where it was
-    // Whether a thread of its own loads the scales of a: where a k-block takes hardly longer than to ask for it.
+    static constexpr int turns = ahead && !promoted ? sets : 1;  // tiles after which each slice is in its set again
+    // Whether a separate thread loads the scales of a: if a k-block takes hardly longer than issuing its loads.
     static constexpr bool scales_apart = Config::scale_tiles && Config::groups == 1;
     static constexpr int scale_rows = Config::scales == SCALES_GROUP ? 1 : BLOCK_K;
-    // Of a k-block: a's rows, then the weight's, of which a tile can have two.
+    // Scales of a k-block: of a's rows, then of the weight; of 128x128 scales a tile can have two.
     static constexpr int stage_scales = along_k ? rows + (scale_rows == 1 ? Config::columns : 32) : 1;
     static constexpr int vector_threads = 64;
-    // How many arrive at a k-block's full barrier: the threads that load the operands, and those of its scales.
+    // Arrivals at a k-block's full barrier: of the threads that load the operands, and of those that load its scales.
     static constexpr int loaders = 2 + (!along_k ? 0 : Config::scale_tiles ? 1 : vector_threads);
-    // Of a tile, where there are any: scales of its rows, of its channels, and the bias.
+    // The vectors of a tile, if it has any: scales of its rows, scales of its channels, and the bias.
     static constexpr bool has_vectors = !along_k || Config::bias_type >= 0;
     static constexpr int vectors = has_vectors ? (along_k ? 0 : rows + Config::columns) + Config::columns : 1;
     static constexpr int channel_scales_at = rows, bias_at = along_k ? 0 : rows + Config::columns;
-    // Of a thread; together what a multiprocessor has. Loading scales one by one takes more than 40.
+    // Registers of a thread: together as many as a multiprocessor has. Loading scales one by one takes more than 40.
     static constexpr bool many_scales = along_k && !Config::scale_tiles;
     static constexpr int loader_registers = many_scales ? 56 : 40, math_registers = many_scales ? 224 : 232;
 
-    // The result of a slice is staged in pieces of so many bytes a row, which is a swizzle of TMA.
+    // The results of a slice are staged in pieces of piece_bytes per row, which is a swizzle width of TMA.
     static constexpr int item = Config::out_type == FLOAT32 ? 4 : Config::out_type > BFLOAT16 ? 1 : 2;
     static constexpr int row_bytes = Config::columns * item;
     static constexpr int piece_bytes = row_bytes % 128 == 0 ? 128 : row_bytes % 64 == 0 ? 64 : 32;
@@ -73,14 +73,14 @@ struct TiledLayout : Config {
                   "ping-pong: two warpgroups, chains of sums, no clusters");
 };
 
-// A thread: the scales of a k-block of a tile's rows.
+// Called by one thread: loads the scales of a tile's rows for a k-block.
 template <class C>
 DEVICE void load_scale_tile(const TensorMap* map, unsigned stage_scales, const PipelineBarriers<C::stages>& pipeline,
                             const Ring<C::stages>& at, int row, int k_block) {
     tile_load(stage_scales + at.stage * (4 * C::stage_scales), map, row, k_block, pipeline.full(at));
 }
 
-// The same of all k-blocks of a tile, by a thread that does nothing else.
+// The same for all k-blocks of a tile, by a thread that does nothing else.
 template <class C>
 DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const PipelineBarriers<C::stages>& pipeline,
                              Ring<C::stages>& at, int row, int k_blocks) {
@@ -91,8 +91,8 @@ DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const 
     }
 }
 
-// A thread whose ring is full for the first time: asks for the next k-blocks of the weight into L2 if `empty`, the barrier
-// of the oldest stage, does not tell that it is free. Until a is there, memory would be idle.
+// Called by the producing thread when its ring is full for the first time: prefetches the next k-blocks of the weight
+// into L2, unless `empty`, the barrier of the oldest stage, is complete. Memory would be idle until a has arrived.
 template <class C>
 DEVICE void ask_ahead(const TensorMap* map, int k_block, int k_blocks, int row, unsigned empty) {
     if (barrier_passed(empty, 0)) return;
@@ -100,9 +100,9 @@ DEVICE void ask_ahead(const TensorMap* map, int k_block, int k_blocks, int row, 
         tile_prefetch(map, k_block * BLOCK_K, row);
 }
 
-// A thread: the tiles of one operand, so many bytes of a stage, of which ``rows`` come; with those of a their scales,
-// where TMA loads them, or only how many bytes of them are to come. The weight's rows are loaded by all blocks of a
-// cluster, a part each for all.
+// Called by one thread: loads the tiles of one operand, ``rows`` rows into each stage of ``bytes``. With those of a it
+// also loads their scales if TMA does that, or, with scales_apart, only expects their bytes. The blocks of a cluster
+// each load a part of the weight's rows, and multicast it to all of them.
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
@@ -110,7 +110,7 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
     constexpr bool scales = !of_weight && C::scale_tiles, shared = of_weight && C::cluster > 1;
     const int part = shared ? rows / C::cluster * tiles.rank() : 0;
     ring += part * BLOCK_K;
-    [[maybe_unused]] int full_at = C::stages;  // of the first tile
+    [[maybe_unused]] int full_at = C::stages;  // the k-block of the first tile at which the ring is full
     for (Ring<C::stages> at(0); tiles.more(); tiles.next(), origin = tiles.origin(), full_at = -1) {
         const int row = (of_weight ? origin.column : origin.row) + part;
 #pragma unroll 1
@@ -129,14 +129,14 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
     }
 }
 
-// A warp, where TMA loads the scales of a: those of the weight, a lane those of one of 32 k-blocks at a time, which it
-// loads while those before are used.
+// For a warp, if TMA loads the scales of a: loads those of the weight, for 32 k-blocks at a time, one per lane, while
+// the 32 before are used.
 template <class C>
 struct WeightScales {
     using Stages = float[C::stages][C::stage_scales];
     ScaleGrid of_b;
     int n, k_blocks, lane;
-    float2 next;  // what is used next
+    float2 next;  // the lane's scales for the next 32 k-blocks
 
     DEVICE WeightScales(const ScaleGrid& of_b, TileOrigin origin, int n, int k_blocks, int lane)
         : of_b(of_b), n(n), k_blocks(k_blocks), lane(lane), next() {
@@ -148,7 +148,7 @@ struct WeightScales {
         next =
             make_float2(from[column / BLOCK_K * of_b.row], from[least(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
     }
-    // The k-blocks of a tile, and the first loads of the one that comes after it.
+    // Stores the scales of a tile's k-blocks, and begins to load those of the next tile.
     DEVICE void store(Stages& stage_scales, const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at,
                       TileOrigin origin, TileOrigin after) {
 #pragma unroll 1
@@ -170,7 +170,7 @@ struct WeightScales {
     }
 };
 
-// vector_threads threads: a tile's vectors, by ordinary loads, once those of the tile before the last are used.
+// Called by vector_threads threads: loads a tile's vectors, by ordinary loads, once those of two tiles before are used.
 template <class C>
 DEVICE void load_vectors(float (&vectors)[2][C::vectors], TileOrigin (&origins)[2], const PipelineBarriers<2>& pipeline,
                          const Ring<2>& at, const ScaleGrid& of_a, const ScaleGrid& of_b,
@@ -194,12 +194,12 @@ DEVICE void load_vectors(float (&vectors)[2][C::vectors], TileOrigin (&origins)[
     barrier_arrive(pipeline.full(at));
 }
 
-// The scales of a tile's k-blocks.
+// Called by vector_threads threads: copies the scales of a tile's k-blocks one by one (cp.async).
 template <class C>
 DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
                             const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at, const ScaleGrid& of_a,
                             const ScaleGrid& of_b, TileOrigin origin, int m, int n, int k_blocks, int thread) {
-    constexpr int words = (C::stage_scales + C::vector_threads - 1) / C::vector_threads;  // of a thread
+    constexpr int words = (C::stage_scales + C::vector_threads - 1) / C::vector_threads;  // per thread
     const float* from[words];
 #pragma unroll
     for (int i = 0; i < words; ++i) {
@@ -221,7 +221,7 @@ DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
         words_arrive(pipeline.full(at));
     }
 }
-// vector_threads threads: the scales of each k-block and the vectors of each tile.
+// Called by vector_threads threads: loads the scales of each k-block and the vectors of each tile.
 template <class C>
 DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float (&vectors)[2][C::vectors],
                         TileOrigin (&origins)[2], const PipelineBarriers<C::stages>& pipeline,

@@ -1,39 +1,39 @@
-// The sums of a tile, by a warpgroup that has m_slices slices of 64 rows of it.
+// The main loop: a consumer warpgroup's sums of its m_slices slices of 64 rows of a tile.
 #pragma once
 #include "tiled_sequence.cuh"
 
-// The descriptor of a tile whose low word is given: in 32 bits it is moved by one addition.
+// The descriptor with a given low word, so that one 32-bit addition moves it.
 DEVICE word64 descriptor_of(unsigned low) {
     word64 made;
     asm("mov.b64 %0, {%1, %2};" : "=l"(made) : "r"(low), "n"(1 << 30 | 64));
     return made;
 }
 
-constexpr int WHOLE = -1;  // in the place of a slice: all of them
+constexpr int WHOLE = -1;  // instead of a slice: all of them
 
 template <class C>
 struct TileMath {
     using Place = Ring<C::stages>;
     using StageScales = float[C::stages][C::stage_scales];
-    // Of a k-block: what a thread needs of its scales.
+    // The scales of a k-block that a thread needs.
     struct Scales {
         float a[C::m_slices][2], first_b, second_b;
     };
     float sums[C::sets][C::sums];
-    // Of the k-block that was begun last: products that will be promoted, and scales.
+    // The products to promote, and the scales, of the k-block that was begun last.
     float products[C::promoted ? C::sums : 1];
     Scales scales;
 
     const PipelineBarriers<C::stages> pipeline;
     const StageScales& stage_scales;
     const unsigned ring, a_ring;
-    const int group, warp, lane;  // of the warpgroups that make a tile; of the warpgroup
+    const int group, warp, lane;  // group: among the warpgroups of a tile; warp: in the warpgroup
 
     // The first row of a slice in a tile, and a thread's row in the slice.
     DEVICE int slice_row(int slice) const { return (C::crew * slice + group) * 64; }
     DEVICE int lane_row() const { return warp * 16 + lane / 4; }
 
-    // Low words of descriptors: of a slice of a, and of the weight.
+    // The low words of descriptors: of a slice of a, and of the weight.
     DEVICE unsigned a_at(const Place& at, int slice) const {
         return (unsigned)tile_descriptor(a_ring + group * 64 * BLOCK_K) + at.stage * (C::a_bytes / 16) +
                slice * (C::crew * 64 * BLOCK_K / 16);
@@ -47,7 +47,7 @@ struct TileMath {
             product_issue<C::a_type, C::b_type>(into, descriptor_of(a + 2 * step), descriptor_of(w + 2 * step),
                                                 keep || step > 0);
     }
-    // To all blocks that load into this stage.
+    // Releases a stage to all blocks that load into it.
     DEVICE void release(const Place& at) const {
         __syncwarp();
         if constexpr (C::cluster > 1) {
@@ -57,7 +57,7 @@ struct TileMath {
         }
     }
 
-    // Issues a k-block's products of a slice as a group.
+    // Issues the products of a k-block and a slice as one committed group.
     DEVICE void begin(float (&into)[C::sums], unsigned a, unsigned w, bool keep) const {
         registers_fence(into);
         product_begin();
@@ -67,7 +67,7 @@ struct TileMath {
     DEVICE void begin(float (&into)[C::sums], const Place& at, int slice, bool keep) const {
         begin(into, a_at(at, slice), weight_at(at), keep);
     }
-    // Awaits all groups but the last PENDING, of which one multiplied into these registers.
+    // Waits for all groups but the last PENDING: among them the one that multiplied into these registers.
     template <int PENDING, int count>
     DEVICE static void end(float (&registers)[count]) {
         product_wait<PENDING>();
@@ -76,7 +76,7 @@ struct TileMath {
 
     // ---- one chain of sums over k
 
-    // Where a slice's sums are, in one of the turns that tiles take; slice -1 is the set that is free.
+    // The set of a slice's sums in a turn of the rotation; slice -1: the free set.
     DEVICE static constexpr int set_of(int turn, int slice) {
         return C::promoted ? slice : (turn * (C::sets - 1) + slice + C::sets) % C::sets;
     }
@@ -85,7 +85,7 @@ struct TileMath {
 #pragma unroll
         for (int slice = 0; slice < C::m_slices; ++slice) begin(sums[set_of(turn, slice)], at, slice, keep);
     }
-    // A stage is free when the products of the next are issued and its own are done.
+    // A stage is released when the next stage's products are issued and its own are complete.
     template <int turn, class Store>
     DEVICE void chain(Place& at, int k_blocks, const TileSequence<C>& sequence, const Store& store) {
         if constexpr (!C::ahead) {
@@ -104,7 +104,7 @@ struct TileMath {
             before = at;
         }
         if (C::pingpong && sequence.followed()) sequence.pass();
-        // All are awaited: while any is in flight ptxas lets no sums be read.
+        // Wait for all products: while any is in flight, ptxas lets no sums be read.
         product_wait<0>();
 #pragma unroll
         for (int slice = 0; slice < C::m_slices; ++slice) registers_fence(sums[set_of(turn, slice)]);
@@ -150,7 +150,7 @@ struct TileMath {
         begin(products, at, 0, false);
     }
 
-    // Adds the scaled products of a k-block to a slice's sums. ``former`` channels have the first scale of the weight.
+    // Adds the scaled products of a k-block to a slice's sums. ``former`` channels have the weight's first scale.
     template <int former>
     DEVICE void promote(float (&into)[C::sums], const float (&of_block)[C::sums], const float (&a)[2],
                         const Scales& scales, const Place& here) {
@@ -171,9 +171,9 @@ struct TileMath {
                 else into[j] = fma_flushing(channel < former ? of_first[half] : of_second[half], of_block[j], into[j]);
             }
         }
-        registers_fence(into);  // no product may be read when its registers are multiplied into again
+        registers_fence(into);  // all products are read before wgmma writes to their registers again
     }
-    // Adds complete products. The last ones of a k-block release it, as soon as its scales are read.
+    // Promotes complete products. Those of the last slice release the k-block, as soon as its scales are read.
     template <int former, int slice>
     DEVICE void add(const float (&of_block)[C::sums], const Place& here, const Scales& of_here) {
         constexpr bool last = slice == C::m_slices - 1;
@@ -181,15 +181,15 @@ struct TileMath {
         promote<former>(sums[slice], of_block, of_here.a[slice], of_here, here);
         if (last && C::scales == SCALES_GROUP) release(here);
     }
-    // The same of products of which PENDING groups are younger.
+    // The same for products after which PENDING groups were issued: waits for them first.
     template <int former, int PENDING, int slice>
     DEVICE void finish(float (&of_block)[C::sums], const Place& here, const Scales& of_here) {
         end<PENDING>(of_block);
         add<former, slice>(of_block, here, of_here);
     }
 
-    // With one set of products: one warpgroup adds while the other's are multiplied. The next k-block is awaited, and
-    // its scales are read, while this one's last products are multiplied.
+    // With one set of products: one warpgroup promotes while the other's products are multiplied. It waits for the next
+    // k-block, and reads its scales, while the last products of this one are multiplied.
     template <int former, bool last, class Store>
     DEVICE void alternate(Place& at, bool more, const Store& store) {
         const Place here = at;
@@ -204,7 +204,7 @@ struct TileMath {
             store(Constant<WHOLE>());
         } else {
             Scales next = scales;
-            const unsigned a = a_at(at, 0), w = weight_at(at);  // now, not where the next products wait for them
+            const unsigned a = a_at(at, 0), w = weight_at(at);  // here, not where the next products would wait for them
             if (!last || more) next = await(at);
             finish<former, 0, C::m_slices - 1>(products, here, scales);
             scales = next;
@@ -220,8 +220,8 @@ struct TileMath {
         alternate<former, true>(at, more, store);
     }
 
-    // With two sets, of one slice: the next products are multiplied while this warpgroup adds, and the other
-    // warpgroup's while it stores.
+    // With two sets of products, for one slice: the next products are multiplied while this warpgroup promotes, and the
+    // other warpgroup's while it stores.
     template <int former, class Store>
     DEVICE void overlapped(Place& at, int k_blocks, const Store& store) {
         float other[C::sums];
@@ -250,7 +250,7 @@ struct TileMath {
         store(Constant<WHOLE>());
     }
 
-    // The case of where the weight's scale changes in the tile, so that no sum has to choose.
+    // Makes the channel at which the weight's scale changes a compile-time constant, so no sum has to choose.
     static constexpr bool one_scale = C::scales != SCALES_BLOCK || 128 % C::columns == 0;
     static constexpr int seam_step = one_scale              ? C::columns
                                      : C::columns % 64 == 0 ? 64
@@ -273,7 +273,7 @@ struct TileMath {
 
     // ---- a block's tiles
 
-    // Issues the first products of the first tile, unless each tile does itself.
+    // Issues the first products of the first tile, unless each tile issues its own.
     DEVICE void begin_tiles(const Place& at) {
         if constexpr (C::ahead && C::promoted) {
             begin_promoted(at);
@@ -282,10 +282,10 @@ struct TileMath {
             begin_chains<0>(at, false);
         }
     }
-    // Multiplies a tile; store(Constant<slice>()) is called when a slice's sums are complete, or once, of the WHOLE
-    // tile. Where C::ahead, its first products are issued already, and those of the next are before it is stored. After
-    // the last tile what the ring holds is multiplied and not used: under a condition ptxas would await products where
-    // its ways meet.
+    // Multiplies a tile, and calls store(Constant<slice>()) when a slice's sums are complete, or once for the WHOLE
+    // tile. With C::ahead its first products are issued already, and those of the next tile are issued before it is
+    // stored. After the last tile, whatever the ring holds is multiplied and not used: under a condition, ptxas would
+    // wait for products where the branches join.
     template <int turn, class Store>
     DEVICE void run(Place& at, int k_blocks, TileOrigin origin, const TileSequence<C>& sequence, const Store& store) {
         if constexpr (C::promoted) {

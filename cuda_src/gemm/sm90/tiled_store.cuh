@@ -1,5 +1,6 @@
-// The results of a tile: a warpgroup rounds its rows into buffers of its own in shared memory, and stores them from
-// there. What is added to them of the result's memory comes into these buffers before: by TMA while the tile is multiplied.
+// The epilogue's stores: a warpgroup rounds its rows of a tile into its staging buffers in shared memory, and stores
+// them from there. If the kernel accumulates, the addends from the result's memory are loaded into these buffers
+// before: with STORE_TILES by TMA, while the tile is multiplied.
 #pragma once
 #include "../../ptx/transpose.cuh"
 #include "tiled_layout.cuh"
@@ -27,24 +28,24 @@ struct TileStore {
     int m, n;
     int barrier, warp, lane;  // of this warpgroup
     unsigned buffers;
-    unsigned addend_full = 0;  // a barrier of this warpgroup, where the kernel accumulates
+    unsigned addend_full = 0;  // this warpgroup's mbarrier of addends, if the kernel accumulates
     int addend_parity = 0;
 
     DEVICE unsigned buffer_of(int piece) const { return buffers + piece % C::buffers * C::buffer_bytes; }
-    // Where 16 bytes of a row of a buffer are: swizzled as TMA has them.
+    // The offset in a buffer of 16 bytes of a row, in the swizzle of TMA.
     DEVICE static unsigned place(int row, int vector) {
         constexpr int vectors = C::piece_bytes / 16;
         return row * C::piece_bytes + ((vector ^ (row * C::piece_bytes / 128)) % vectors) * 16;
     }
 
-    // A thread's pair of numbers among those of four matrices that `matrices_load` loaded.
+    // The numbers of one of the four pairs that `matrices_load` loads.
     DEVICE static float2 pair_of(unsigned pair) {
         if constexpr (C::out_type == BFLOAT16) return make_float2(float_of(pair << 16), float_of(pair & 0xffff0000u));
         else return make_float2(half_to_float((unsigned short)pair), half_to_float((unsigned short)(pair >> 16)));
     }
 
-    // Rounds this warp's 16 rows of a piece, of whose sums a thread has those from ``first`` on. A buffer holds what is
-    // to be added where the results will be.
+    // Rounds this warp's 16 rows of a piece into ``buffer``; a thread's sums of them begin with ``first``. The buffer
+    // holds the addends at the places of the results.
     template <class Value>
     DEVICE void stage(unsigned buffer, const Value& value, int slice, int first) const {
 #pragma unroll
@@ -93,7 +94,7 @@ struct TileStore {
         }
     }
 
-    // ---- results that threads store, and load what they are added to, at any address
+    // ---- results at any address: threads store them, and load their addends
 
     DEVICE static Vector16 loaded(unsigned at) {
         Vector16 v;
@@ -118,14 +119,15 @@ struct TileStore {
         return element;
     }
 
-    // A lane's place of 16 rows of a piece, where so many lanes share one.
+    // Vectors of a row of a piece, one per lane, and the rows that a warp has at once.
     static constexpr int vectors = C::piece_bytes / 16, rows_at_once = 32 / vectors;
     DEVICE byte* row_of(int row, int column) const { return static_cast<byte*>(out) + (row * ldo + column) * C::item; }
     DEVICE int bytes_from(int column) const { return least(n - column, C::piece_columns) * C::item; }
 
-    // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on: vectors as they are aligned in the result,
-    // each from two of the buffer, a lane those of several rows at a time. What is left of a row is less than a vector
-    // before these and less than one behind them, together one unless the result ends in the piece: by elements.
+    // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on, in vectors that are aligned in the result,
+    // each joined from two of the buffer; a lane has those of several rows at a time. What is left of a row, less than
+    // a vector before these and less than one after them, together one unless the result ends in the piece, is stored
+    // by elements.
     DEVICE void store_rows(unsigned buffer, int row, int column) const {
         constexpr int steps = 16 / rows_at_once, most = C::scales == SCALES_GROUP ? 1 : 2;
         constexpr int batch = steps < most ? steps : most;
@@ -170,8 +172,8 @@ struct TileStore {
         }
     }
 
-    // Loads what this warp's 16 rows of a piece are added to: of the vectors of the result's memory the two that have each
-    // one of the buffer. By elements where the piece is at the result's beginning or end, outside of which nothing is read.
+    // Loads the addends of this warp's 16 rows of a piece: each vector of the buffer from the two aligned vectors of
+    // the result's memory that contain it; by elements at the result's beginning and end. Nothing outside is read.
     DEVICE void load_rows(unsigned buffer, int row, int column) const {
         constexpr int steps = 16 / rows_at_once, most = C::pingpong || C::sums * C::m_slices > 64 ? 1 : 2;
         constexpr int batch = steps < most ? steps : most;
@@ -206,7 +208,7 @@ struct TileStore {
 
     // The same by elements; zeros where the result has none.
     DEVICE void load_elements(unsigned buffer, int row, int column) const {
-        // Of a lane; on their way. Ping-pong tiles of 192 columns leave registers for no more.
+        // Elements of a lane, and those in flight: ping-pong tiles of 192 columns have no registers for more.
         constexpr int each = 16 * C::piece_columns / 32, most = C::pingpong ? 4 : 8, batch = each < most ? each : most;
 #pragma unroll 1
         for (int begin = 0; begin < each; begin += batch) {
@@ -229,8 +231,8 @@ struct TileStore {
         }
     }
 
-    // Of a round that begins at piece ``round`` of the warpgroup's slices: what is to be added comes into the buffers
-    // once the stores before have read them.
+    // Loads the addends of the round that begins at piece ``round`` of the warpgroup's slices into the buffers, once
+    // the stores before have read these.
     DEVICE void load_round(int round, int first_row, int slice_step, int first_column) const {
         if (!C::store_tiles || warp != 0 || lane != 0) return;
         stores_read<0>();
@@ -249,9 +251,9 @@ struct TileStore {
         }
     }
 
-    // Pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on, in
-    // rounds of as many pieces as there are buffers. The stores of a round are awaited by the next that has its
-    // buffers, which may be that of another tile. A kernel that accumulates stores all pieces at once, and has called
+    // Stores pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on,
+    // in rounds of as many pieces as there are buffers. The next round with the same buffers, which may be of another
+    // tile, waits for the stores of a round. A kernel that accumulates stores all pieces in one call, and has called
     // `load_round` for the first of them.
     template <int FIRST = 0, int END = C::m_slices * C::pieces, class Value>
     DEVICE void tile(const Value& value, int first_row, int slice_step, int first_column) {

@@ -1,4 +1,4 @@
-"""Producers fused with the quantization of what they produce."""
+"""Producers fused with the quantization of their results."""
 
 from fp8core.kernels.fused.rms_norm import NORM_QUANTIZE, plan_norm_quantize
 from fp8core.kernels.fused.silu import SILU_QUANTIZE, plan_silu_quantize

@@ -1,4 +1,4 @@
-"""Launch configurations of the fused producers: threads of a block, what each keeps, the blocks that share a row."""
+"""Launch configurations of fused producers: threads of a block, vectors per thread, and blocks that share a row."""
 
 from typing import Final, NamedTuple
 
@@ -12,53 +12,55 @@ THREADS_STEP: Final = 64
 class ProducerConfig(NamedTuple):
     """The threads of a block, the vectors that each keeps, and the blocks of the cluster that shares a row.
 
-    ``vectors`` is 0 when the row is read again for each pass.
+    ``vectors`` is 0 if the row is read again for each pass.
     """
 
     threads: int
     vectors: int
     blocks: int = 1
     few: bool = False
-    """Each multiprocessor has one block or none: latencies count, and registers do not."""
+    """Whether each multiprocessor has one block or none, so that latencies count and registers do not."""
 
 
 FEW, SOME, MANY = range(3)
-"""Rows: at most one a multiprocessor, at most `SOME_ROWS` of them, more."""
+"""Rows per multiprocessor: at most one, at most `SOME_ROWS`, more."""
 SOME_ROWS: Final = 4
 VECTORS: Final = {"norm": (2, 4, 8), "add": (2, 4, 2), "silu": (1, 1, 2)}
-"""What a thread keeps, for `FEW`, `SOME` and `MANY` rows.
+"""Vectors that a thread keeps, for `FEW`, `SOME` and `MANY` rows.
 
-More of them means less work that is done once a thread, and more registers. A norm moves few bytes for such work.
+With more vectors there is less work that is done once per thread, but more registers are needed. A norm moves few bytes
+for that work.
 """
 LEAST_THREADS: Final = (256, 256, 128)
-"""For the same: threads that a row gets before one of them keeps more than one vector."""
+"""For the same: threads that a row gets before any of them keeps more than one vector."""
 MOST_THREADS: Final = {1: 1024, 2: 1024, 3: 1024, 4: 512, 5: 512, 6: 512, 7: 512, 8: 512}
-"""By the vectors that each keeps: what registers allow."""
+"""The threads that registers allow, by the vectors that each keeps."""
 
 CLUSTER: Final = 4
 CLUSTER_THREADS: Final = 256
-"""The most of a block that shares its row."""
+"""The most threads of a block that shares its row."""
 SINGLE_THREADS: Final = {"norm": 224, "add": 224, "silu": 256}
-"""Up to so many of them each has one vector: 5,120, 6,144 and 7,168 columns of 16 bits are whole blocks then."""
+"""Threads of such a block up to which each has one vector: then 5,120, 6,144 and 7,168 columns of 16 bits are whole
+blocks."""
 SHARED_BYTES: Final = {STATIC: 12 << 10, TOKEN: 8 << 10, GROUP: 8 << 10}
-"""By the mode: rows of at least this much input are shared by clusters; a multiprocessor takes only so much at a time.
+"""Bytes of a row's input from which clusters share rows, by the mode: a multiprocessor takes only so much at a time.
 """
 SHARED_VECTORS: Final = 512
-"""As long as there are at most this many vectors a multiprocessor; a row counts as 1,024 at least."""
+"""Vectors per multiprocessor up to which clusters share rows; a row counts as at least 1,024."""
 SILU_BYTES: Final = 16 << 10
-"""Of SiLU's input below which only a single row is shared: alone a cluster is faster by 0.2 us, between products slower
-by 0.5 (experiments/2026-11-between-launches)."""
+"""Bytes of SiLU's input below which a cluster shares only a single row: alone that is 0.2 us faster, between products
+0.5 us slower (experiments/2026-11-between-launches)."""
 
 TILE: Final = (ProducerConfig(128, 1, few=True), ProducerConfig(128, 1), ProducerConfig(256, 1))
-"""Blocks of silu where no scale spans the row, for `FEW`, `SOME` and `MANY` rows."""
+"""Blocks of silu for `FEW`, `SOME` and `MANY` rows, if no scale spans the row."""
 TILES: Final = 8
-"""Of a multiprocessor, up to which few rows of them are few: else memory is what counts."""
+"""Tiles per multiprocessor up to which rows are `FEW`; with more, memory bandwidth counts."""
 
 Problem = NormQuantize | SiluQuantize
 
 
 def vector_of(problem: Problem) -> int:
-    """Return how many values a thread makes at a time: 16 bytes of x."""
+    """Return how many values a thread computes at a time: those of 16 bytes of x."""
     return 16 // ITEMSIZE[problem.x]
 
 
@@ -68,7 +70,7 @@ def kind_of(problem: Problem) -> str:
 
 
 def row_config(problem: Problem, number: int) -> ProducerConfig:
-    """Return the block that owns a row where there are `FEW`, `SOME` or `MANY`."""
+    """Return the block that owns a row, for `FEW`, `SOME` or `MANY` rows."""
     units = max(ceil_div(problem.cols, vector_of(problem)), 1)
     wanted = VECTORS[kind_of(problem)][number]
     if units > MOST_THREADS[1]:
@@ -82,7 +84,7 @@ def row_config(problem: Problem, number: int) -> ProducerConfig:
 
 
 def cluster_config(problem: Problem) -> ProducerConfig | None:
-    """Return the blocks of a cluster that share a row, on the device where it was measured, if that is worth it."""
+    """Return the blocks of a cluster that share a row, if that is faster, on the architecture that was measured."""
     kind, mode = kind_of(problem), mode_of(problem)
     inputs = 1 if kind == "norm" else 2
     if problem.target[:2] != ("cuda", 90) or problem.cols * ITEMSIZE[problem.x] * inputs < SHARED_BYTES[mode]:
@@ -94,16 +96,17 @@ def cluster_config(problem: Problem) -> ProducerConfig | None:
 
 
 def most_shared(problem: Problem) -> int:
-    """Return up to how many rows are shared by the blocks of `cluster_config`."""
+    """Return the number of rows up to which the blocks of `cluster_config` share each row."""
     if isinstance(problem, SiluQuantize) and 2 * problem.cols * ITEMSIZE[problem.x] < SILU_BYTES:
         return 1
     return problem.target.multiprocessors * SHARED_VECTORS // max(ceil_div(problem.cols, vector_of(problem)), 1024)
 
 
 def foresees(problem: NormQuantize, config: ProducerConfig) -> bool:
-    """Return whether the largest value of a token is to come with its sum of squares.
+    """Return whether to find the largest value of a token together with its sum of squares.
 
-    It saves the second exchange of a cluster for some instructions an element: worth it where a thread has few of them.
+    That saves the second exchange of a cluster, at the cost of some instructions per element: it pays if a thread has
+    few elements.
     """
     able = mode_of(problem) == TOKEN and not problem.round_intermediate and ITEMSIZE[problem.weight] == 2
     return able and problem.residual and config.blocks > 1 and config.vectors == 1

@@ -1,9 +1,9 @@
-"""What the fused producers share: which problems they take, and the kernel that suits so many rows.
+"""The common parts of fused producers: the problems that they take, and the kernel for a number of rows.
 
-Kernels that make values and quantize them in one launch: RMS norm (with or without a residual), SiLU times up. The
-numbers are those of the unfused sequence in fp32. Two things are left to a kernel: the last places of the mean of
-squares, whose sum has any order, and of ``exp``. So against an oracle a value may be off by 6 ulp of fp32 (with
-``round_intermediate``, where that crosses a tie, by one step of x's dtype), a scale by as much, and a code by one step.
+These kernels compute values and quantize them in one launch: RMS norm (with or without a residual), SiLU times up. The
+results are those of the unfused sequence in fp32. Two things are up to a kernel: the last bits of the mean of squares,
+as its sum has any order, and those of ``exp``. So a value may differ from an oracle's by 6 ulp of fp32 (with
+``round_intermediate``, if that crosses a tie, by one step of x's dtype), a scale by as much, and a code by one step.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,11 +31,11 @@ from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers, arguments, 
 from fp8core.table import Launch, Requirement
 
 UNALIGNED, VECTORS_AND_TAIL, WHOLE = range(3)
-"""How rows are laid out, in cuda_src/fused/scaled_codes.cuh."""
+"""The alignment of rows, as in cuda_src/fused/scaled_codes.cuh."""
 
 
 def constants_of(problem: Problem, config: ProducerConfig) -> dict[str, int]:
-    """Return the constants that both sources take."""
+    """Return the constants of both sources."""
     spanned = config.threads * config.vectors * config.blocks * vector_of(problem)
     whole = config.vectors > 0 and problem.cols > 0 and problem.cols % spanned == 0
     return {
@@ -56,7 +56,7 @@ def constants_of(problem: Problem, config: ProducerConfig) -> dict[str, int]:
 def by_rows(
     problem: Problem, prepare: Callable[[ProducerConfig], launches.Launcher]
 ) -> Callable[[int], tuple[launches.Launcher, int]]:
-    """Return what gives, by the rows, the launcher (compiled when it is first asked for) and the blocks of a row."""
+    """Return a function of a number of rows that gives the launcher, compiled when first needed, and blocks per row."""
     few, units = problem.target.multiprocessors, ceil_div(problem.cols, vector_of(problem))
     tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
     shared = None if tiles else cluster_config(problem)
@@ -100,12 +100,12 @@ def plan_producer(
     """Return the plan of a producer.
 
     Args:
-        problem: what it computes.
-        source: its kernel.
+        problem: the problem.
+        source: the kernel.
         kind: the numbers of its launches.
-        grid: of so many rows, and so many blocks for each.
-        constants: what the kernel is compiled with beside `constants_of`, with which kernels of few rows differ from
-            those of many.
+        grid: gives the grid for a number of rows, and of blocks per row.
+        constants: gives further constants beside `constants_of`, in which kernels for few rows differ from those for
+            many.
     """
 
     def prepare(config: ProducerConfig) -> launches.Launcher:
@@ -118,7 +118,7 @@ def plan_producer(
             block=config.threads,
             cluster=config.blocks,
             programmatic=True,
-            # Of few rows the kernel stands between products, which need all shared memory; with many it needs the L1.
+            # With few rows the kernel runs between products, which need all shared memory; with many it needs L1.
             all_shared=config.few,
         )
 

@@ -55,7 +55,7 @@ NORM_QUANTIZE: Final = Table(
     Kernel("rms_norm_quant", (platform("cuda", "hip"), SUPPORTED), plan_norm_quantize),
     Kernel("host", (platform("host"), SCALED_BY_ROWS), host.plan_norm_quantize),
 )
-"""``h = x``, or with a residual ``x + residual`` in fp32, which is written to residual rounded to its dtype.
-``y = (h * r) * weight`` in fp32 with ``r = 1 / sqrt(sum(h * h) / cols + epsilon)``; ``round_intermediate`` rounds
-``h * r`` and ``y`` to x's dtype, and with a given scale ``h``, too: what vLLM's static kernels quantize. (Its dynamic
-kernels and FlashInfer's norm the fp32 sum.) Then ``y`` is quantized exactly as `QUANTIZE` does it."""
+"""``h = x``, or with a residual ``x + residual`` in fp32, which is stored in residual, rounded to its dtype.
+``y = (h * r) * weight`` in fp32 with ``r = 1 / sqrt(sum(h * h) / cols + epsilon)``. ``round_intermediate`` rounds
+``h * r`` and ``y`` to x's dtype, and with a given scale also ``h``, as in vLLM's static kernels. (Its dynamic kernels,
+and those of FlashInfer, norm the fp32 sum.) Then ``y`` is quantized exactly as by `QUANTIZE`."""

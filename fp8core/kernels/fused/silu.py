@@ -1,4 +1,4 @@
-"""SiLU of the gate, times up, and quantization in one launch."""
+"""SiLU of the gate times up, and quantization, in one launch."""
 
 from typing import Final, NamedTuple
 
@@ -49,8 +49,8 @@ SILU_QUANTIZE: Final = Table(
     Kernel("silu_and_mul_quant", (platform("cuda", "hip"), SUPPORTED), plan_silu_quantize),
     Kernel("host", (platform("host"), SCALED_BY_ROWS), host.plan_silu_quantize),
 )
-"""``y = silu(gate) * up`` in fp32 with ``silu(v) = v / (1 + exp(-v))`` within 6 ulp, or, where it is below 2**-110,
-within ``|v| * 2**-118``; -Inf gives NaN, as the formula does. ``round_intermediate`` rounds ``silu(gate)`` and ``y`` to
-x's dtype; of float16 ``silu(gate)`` is then the rounded quotient by the rounded sum, as where each step is one of fp32,
-with ``expf`` as the device has it (at most 2 ulp off: 7 of the 63,488 gates depend on its last place). Then ``y`` is
-quantized exactly as `QUANTIZE` does it."""
+"""``y = silu(gate) * up`` in fp32 with ``silu(v) = v / (1 + exp(-v))`` within 6 ulp, or, below 2**-110, within ``|v| *
+2**-118``; -Inf gives NaN, as in the formula. ``round_intermediate`` rounds ``silu(gate)`` and ``y`` to x's dtype. For
+float16, ``silu(gate)`` is then computed in fp32 steps, with a rounded sum and a rounded quotient, and with the device's
+``expf`` (within 2 ulp: 7 of the 63,488 gates depend on its last bit). Then ``y`` is quantized exactly as by
+`QUANTIZE`."""

@@ -1,1 +1,1 @@
-"""Scaled matrix products: the rows of `scaled_mm`, by what they run on."""
+"""Scaled matrix products: the rows of `scaled_mm`, by the hardware or library that they use."""

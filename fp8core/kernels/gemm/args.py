@@ -1,4 +1,4 @@
-"""What a scaled product is launched with, declared once for kernels, library calls and compositions of both."""
+"""The arguments of a scaled product, declared once for kernels, library calls and compositions of both."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -30,7 +30,7 @@ class MatmulLaunch(Protocol):
 
 
 class ScaledArgs(NamedTuple):
-    """What every kernel of a product takes beside a and b; strides are in elements, 0 where a scale is broadcast."""
+    """The arguments of every product kernel beside a and b; strides are in elements, 0 where a scale is broadcast."""
 
     scale_a: Pointer
     scale_a_row: Int64
@@ -44,12 +44,12 @@ class ScaledArgs(NamedTuple):
 
     @classmethod
     def of(cls, p: ScaledMm) -> "ScaledArgs":
-        """Return a problem's numbers; addresses are those of each launch."""
+        """Return the arguments of a problem; each launch fills in the addresses."""
         return cls(0, *p.scale_a_strides, 0, *p.scale_b_strides, 0, 0, p.ldo)
 
 
 class MatmulArgs(NamedTuple):
-    """Of the kernels that load a and b by their addresses: MATMUL_PARAMETERS of cuda_src/gemm/args.cuh."""
+    """The arguments of kernels that load a and b by address: MATMUL_PARAMETERS of cuda_src/gemm/args.cuh."""
 
     a: Pointer
     lda: Int64
@@ -63,35 +63,35 @@ class MatmulArgs(NamedTuple):
 
     @classmethod
     def of(cls, p: ScaledMm, row_tiles: int) -> "MatmulArgs":
-        """Return a problem's numbers; ``row_tiles`` tiles cover the rows."""
+        """Return the arguments of a problem; ``row_tiles`` tiles cover the rows."""
         return cls(0, p.lda, 0, p.ldb, ScaledArgs.of(p), p.m, p.n, p.k, row_tiles)
 
 
 class MatmulBetaArgs(NamedTuple):
-    """Of sm89_decode and gfx9_decode."""
+    """The arguments of sm89_decode and gfx9_decode."""
 
     matmul: MatmulArgs
     beta: Float32
 
 
 def ending(p: ScaledMm) -> dict[str, int]:
-    """Return the constants of `Ending` (cuda_src/gemm/epilogue.cuh), which every kernel of a product has."""
+    """Return the constants of `Ending` (cuda_src/gemm/epilogue.cuh), which every product kernel takes."""
     return {"FP8_ACTIVATION": ACTIVATION[p.activation], "FP8_ACCUMULATES": int(p.beta != 0)}
 
 
 class Matmul(partial[None]):
-    """A product made ready, called as a `MatmulLaunch`: nothing is allocated, on any thread, with any current device.
+    """A prepared product, called as a `MatmulLaunch` on any thread, with any current device; a call allocates nothing.
 
     (A partial application without arguments: it adds these fields and costs no Python frame.)
     """
 
     scratch_bytes: int
-    """How much memory a call is given as its scratch."""
+    """The bytes of scratch that a call needs."""
     prefetches_weight: bool
-    """Whether the launch does as `ScaledMm.prefetch_weight` says. One that may not read the weight early lets its
-    dependents start only when all that precedes it on the stream has ended, so that later ones may."""
+    """Whether the launch obeys `ScaledMm.prefetch_weight`. One that may not prefetch the weight lets its dependents
+    start only when everything before it on the stream has ended, so that later ones may prefetch."""
     owns: object
-    """What has to live as long as the launch."""
+    """Objects that have to live as long as the launch."""
 
 
 def ready(
@@ -108,14 +108,14 @@ Maps = Mapping[int, bytes]
 
 
 def ready_kernel(launch: Callable[..., None], *, a_maps: Maps | None = None, b_maps: Maps | None = None) -> Matmul:
-    """Return the launch of a kernel that gives a high-precision result, and so has no out_scale, amax and scratch.
+    """Return the launch of a kernel with a high-precision result, which has no out_scale, amax or scratch.
 
     Args:
-        launch: of a stream, a, b, scale_a, scale_b, bias and out; b comes before a where it is loaded by TMA.
-        a_maps: tensor maps of a, where TMA loads it.
-        b_maps: tensor maps of b, where TMA loads it: such kernels do as `ScaledMm.prefetch_weight` says.
+        launch: takes a stream, a, b, scale_a, scale_b, bias and out; b comes before a if TMA loads it.
+        a_maps: tensor maps of a, if TMA loads it.
+        b_maps: tensor maps of b, if TMA loads it: such kernels obey `ScaledMm.prefetch_weight`.
     """
-    # Operands are spelled out: to gather them and to pass on the first costs 70 ns a call.
+    # Operands are spelled out: gathering and slicing them costs 70 ns per call.
     if b_maps is None:
         return ready(
             lambda stream, a, b, scale_a, scale_b, bias, out, _out_scale, _amax, _scratch: launch(

@@ -1,10 +1,10 @@
-"""What times of kernels differ from their estimates by: decision trees, for a model of GPU and a kernel.
+"""Corrections of estimated times: decision trees for each measured model of GPU and each kernel.
 
-An estimate is off by what its terms cannot say, in a way that depends on the tile, on how full the device is, and on
-the kernel (experiments/2026-11-choice). `corrections.json` is written by `python -m bench.fit_estimates --write`: of
-each kernel the thresholds that its features are compared with, and a line of text a tree. A line has two characters a
-question, the number of a feature and that of one of its thresholds, and then a character for each answer to all of
-them, the leaf. A character is its place among `DIGITS`; of a leaf less `MOST`.
+The terms of an estimate leave errors that depend on the tile, on how full the device is, and on the kernel
+(experiments/2026-11-choice). `python -m bench.fit_estimates --write` writes `corrections.json`: for each kernel the
+thresholds with which its features are compared, and a line of text per tree. A line has two characters per question,
+the numbers of a feature and of one of its thresholds, followed by one character, the leaf, for every combination of
+answers. A character stands for its index in `DIGITS`; for a leaf `MOST` is subtracted.
 """
 
 import json
@@ -22,38 +22,38 @@ from fp8core.runtime import device
 
 FILE: Final = "corrections.json"
 DIGITS: Final = "".join(chr(code) for code in range(ord("#"), ord("~") + 1) if chr(code) != "\\")
-"""What JSON has as it is."""
+"""The characters that JSON does not escape."""
 MOST: Final = len(DIGITS) // 2
 """The greatest leaf."""
 LEAF: Final = 2e-4
-"""Leaves are whole multiples of this, of the logarithm of a time."""
+"""The unit of leaves, which are added to the logarithm of a time."""
 _VALUES: Final = {ord(digit): value for value, digit in enumerate(DIGITS)}
 _BITS: Final = 8
-"""Of the answers to a tree's questions, which are that many at most."""
+"""Bits for the answers to a tree's questions, and so the most questions of a tree."""
 
 
 class Grown(NamedTuple):
-    """Trees of a kernel, as the file has them."""
+    """The trees of a kernel, as the file has them."""
 
     thresholds: Mapping[str, Sequence[float]]
-    """Of each feature that is asked for, by its name, in ascending order."""
+    """The thresholds of each feature that is used, by its name, in ascending order."""
     questions: int
-    """Of each tree."""
+    """Questions of each tree."""
     trees: Sequence[str]
-    """A line for each."""
+    """A line per tree."""
 
 
 class Forest(NamedTuple):
-    """Trees as they are walked: all answers that a value of a feature gives are looked up at once."""
+    """Trees in the form in which they are evaluated: one look-up per feature gives all its answers, for all trees."""
 
     features: tuple[tuple[int, tuple[float, ...], tuple[int, ...]], ...]
-    """The number of a feature, its thresholds, and by how many of these a value is above the answers of all trees, a
-    byte each."""
+    """For each feature: its number, its thresholds, and the answers of all trees, a byte each, by the number of
+    thresholds that a value is above."""
     leaves: tuple[bytes, ...]
-    """Of each tree by its answers, and `MOST` more."""
+    """The leaves of each tree by its answers, plus `MOST`."""
 
     def sum_of(self, asked: tuple[float, ...]) -> int:
-        """Return the sum of the leaves that some features come to."""
+        """Return the sum of the leaves for some features."""
         answers = 0
         for number, thresholds, given in self.features:
             answers |= given[bisect_left(thresholds, asked[number])]
@@ -63,23 +63,23 @@ class Forest(NamedTuple):
 
 @cache
 def trees() -> Mapping[str, Mapping[str, Grown]]:
-    """Return the trees of the file by the names of the GPU models whose times were measured, and by kernels."""
+    """Return the trees of the file, by the names of the measured models of GPU and by kernels."""
     found: dict[str, Any] = json.loads(resources.files(__package__).joinpath(FILE).read_text(encoding="utf-8"))
     return {gpu: {name: Grown(**kernel) for name, kernel in kernels.items()} for gpu, kernels in found["trees"].items()}
 
 
 @cache
 def forest_of(kernel: str, fields: tuple[str, ...], gpu: str | None) -> Forest | None:
-    """Return the trees of a kernel on a model of GPU, None where it was not measured; ``fields`` name the features."""
+    """Return the trees of a kernel on a model of GPU, or None if it was not measured; ``fields`` name the features."""
     grown = trees().get(gpu, {}).get(kernel) if gpu is not None else None
     return None if grown is None else forest(grown, fields)
 
 
 def forest(grown: Grown, fields: tuple[str, ...]) -> Forest:
-    """Return trees that ask for features by their names as ones that ask for them by their numbers.
+    """Return trees in the form for evaluation, with features by their numbers in ``fields``.
 
     Raises:
-        ValueError: there is no feature of a name.
+        ValueError: ``fields`` lacks the name of a feature.
     """
     above = [[0] * (len(thresholds) + 1) for thresholds in grown.thresholds.values()]
     leaves = []
@@ -97,14 +97,14 @@ def forest(grown: Grown, fields: tuple[str, ...]) -> Forest:
 
 
 def factor(kernel: str, asked: tuple[float, ...], fields: tuple[str, ...], gpu: str | None) -> float:
-    """Return how many times its estimate a product takes on a model of GPU: 1 on one that was not measured."""
+    """Return the factor on the estimate of a product on a model of GPU: 1 if it was not measured."""
     found = forest_of(kernel, fields, gpu)
     return 1.0 if found is None else math.exp(LEAF * found.sum_of(tuple(asked)))
 
 
 @cache
 def gpu_of(target: Target) -> str | None:
-    """Return the name of a GPU of this machine if kernels were measured on its model, or None."""
+    """Return the name of the target's GPU if it is in this machine and its model was measured, or None."""
     if not 0 <= target.device < device.count():
         return None
     name = device.name(target.device)

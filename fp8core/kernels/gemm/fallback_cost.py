@@ -1,6 +1,6 @@
-"""How long kernels take on Hopper that are for what no other takes, roughly: what `explain` says of them.
+"""Rough estimates of the kernels for problems that no other kernel takes, on Hopper: what `explain` says of them.
 
-Their places in the table decide between them. The constants are fitted to an H200 by `python -m bench.fit_estimates`.
+Their order in the table decides between them. The constants are fitted to an H200 by `python -m bench.fit_estimates`.
 """
 
 from collections.abc import Callable
@@ -19,65 +19,65 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 PASS_START_US: Final = 2.985
-"""Of generic_decode, beside its passes over the weight."""
+"""Time of generic_decode beside its passes over the weight."""
 PASS_BYTES_A_US: Final = 2.357e7
-"""Of a weight, as generic_decode reads it for every panel of rows."""
+"""Bytes of the weight per microsecond in a pass of generic_decode, one for every panel of rows."""
 PASS_ROW: Final = 0.2886
-"""More of that, for every row of a panel."""
+"""Fraction by which a pass takes longer per row of a panel."""
 CODE_US: Final = 0.003465
-"""Of a warp of generic_decode, for 1 of its part of k: a pass takes no less, however small the weight."""
+"""Time of a warp of generic_decode per column of its part of k: a pass takes no less, however small the weight is."""
 CODE_ROW_US: Final = 0.0001459
-"""More of that, for every row of a panel."""
+"""Addition to `CODE_US` per row of a panel."""
 PASS_OVERLAP: Final = 10.53
-"""The exponent of the norm that joins the two."""
+"""Exponent of the norm that combines the two times, which overlap (`overlapped_us`)."""
 PASS_UNALIGNED: Final = 2.46
-"""Times as long where rows of codes are not aligned."""
+"""Factor on passes if rows of codes are not aligned."""
 PASS_BLOCKWISE: Final = 1.268
-"""Times as long with scales that change along k."""
+"""Factor on passes with scales that change along k."""
 TILE_START_US: Final = 18.55
-"""Of generic_mma, beside its tiles."""
+"""Time of generic_mma beside its tiles."""
 TILE_K_BLOCK_US: Final = 0.4409
-"""Of a tile of generic_mma, for 128 of k."""
+"""Time of a tile of generic_mma per 128 of k."""
 PRODUCT_US: Final = 0.000121
-"""More of that, for each of its results."""
+"""Addition to `TILE_K_BLOCK_US` per result of the tile."""
 TILE_UNALIGNED: Final = 1.325
-"""Times as long where rows of codes are not aligned."""
+"""Factor on tiles if rows of codes are not aligned."""
 TILE_BLOCKWISE: Final = 1.151
-"""Times as long with scales that change along k."""
+"""Factor on tiles with scales that change along k."""
 COPY_US: Final = 0.08032
-"""Of the launches of realigned beside the product."""
+"""Time of the launches of realigned beside the product."""
 COPIED_BYTES_A_US: Final = 3.432e6
-"""Of what they read and write."""
+"""Bytes per microsecond that copies read and write."""
 SHIFTED_US: Final = 0.003852
-"""Of what sm90_decode_unaligned does before the product."""
+"""Time of sm90_decode_unaligned before the product."""
 SHIFTED_ROW_US: Final = 1.003e-5
-"""More of it, for a code of a."""
+"""Addition to `SHIFTED_US` per code of a."""
 SHIFTED: Final = 1.186
-"""Times as long as sm90_decode it takes for the product."""
+"""Time of its product, as a multiple of that of sm90_decode."""
 PAD_US: Final = 3.465
-"""Of the launches of cublaslt_pad_m beside the product."""
+"""Time of the launches of cublaslt_pad_m beside the product."""
 SPLIT_M_US: Final = 3.527
-"""Of the launch of cublaslt_split_m before its products."""
+"""Time of the launch of cublaslt_split_m before its products."""
 EPILOGUE_US: Final = 3.807
-"""Of the launch of cublaslt_epilogue after the product."""
+"""Time of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
     *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "CODE_US", "CODE_ROW_US", "PASS_OVERLAP", "PASS_UNALIGNED"),
     *("PASS_BLOCKWISE", "TILE_START_US"),
     *("TILE_K_BLOCK_US", "PRODUCT_US", "TILE_UNALIGNED", "TILE_BLOCKWISE", "COPY_US", "COPIED_BYTES_A_US"),
     *("SHIFTED_US", "SHIFTED_ROW_US", "SHIFTED", "PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
 )
-"""The names of the numbers above that `python -m bench.fit_estimates` finds."""
+"""The constants above that `python -m bench.fit_estimates` fits."""
 
 Estimate = Callable[[ScaledMm], float | None]
 
 
 def on_hopper(us: Callable[[ScaledMm], float]) -> Estimate:
-    """Return an estimate that is None on GPUs that nothing was fitted to."""
+    """Return an estimate that is None on GPUs for which nothing was fitted."""
     return lambda p: us(p) if "wgmma" in features(p.target) and p.k and p.n else None
 
 
 def decode_us(p: ScaledMm) -> float:
-    """Return the estimate of sm90_decode: of as many launches as there are panels of 64 rows."""
+    """Return the estimate of sm90_decode: a launch for every panel of 64 rows."""
     panels, last = divmod(p.m, MOST_ROWS)
     sizes = [MOST_ROWS] * panels + [last] * (last > 0)
     return sum(decode_cost.us(p._replace(m=rows), config_for) for rows in sizes[:1]) * len(sizes)
@@ -102,7 +102,7 @@ def generic_mma_us(p: ScaledMm) -> float:
 
 
 def realigned_us(p: ScaledMm) -> float:
-    """Return the estimate of realigned: of its copies, of a kernel of this library between them, and of the rest."""
+    """Return the estimate of realigned: of its copies, of an fp8core kernel between them, and of the other channels."""
     most, last = realigned.inner(p), realigned.rest(p)
     moved = 2 * (p.m + p.n) * most.k if realigned.copies_codes(p) else 0
     moved += 2 * p.m * p.n * ITEMSIZE[p.out] if realigned.copies_out(p) else 0
@@ -111,7 +111,7 @@ def realigned_us(p: ScaledMm) -> float:
 
 
 def unaligned_us(p: ScaledMm) -> float:
-    """Return the estimate of sm90_decode_unaligned: of sm90_decode and what precedes it; more rows have their own."""
+    """Return the estimate of sm90_decode_unaligned: from that of sm90_decode, or by its own model above 64 rows."""
     if p.m > MOST_ROWS and not p.batch_invariant:
         return decode_wide_config.us(decode_unaligned.wide(p), decode_unaligned.layout(p))
     most = p._replace(k=ceil_div(p.k, ALIGNMENT) * ALIGNMENT)
@@ -120,15 +120,15 @@ def unaligned_us(p: ScaledMm) -> float:
 
 
 def pad_m_us(p: ScaledMm, library_us: float) -> float:
-    """Return the estimate of cublaslt_pad_m, whose product takes the library ``library_us``."""
+    """Return the estimate of cublaslt_pad_m; ``library_us``: that of the library's product."""
     return PAD_US + 2 * p.m * (p.k + p.n * ITEMSIZE[p.out]) / COPIED_BYTES_A_US + library_us
 
 
 def split_m_us(p: ScaledMm, library_us: float) -> float:
-    """Return the estimate of cublaslt_split_m, whose first rows take the library ``library_us``."""
+    """Return the estimate of cublaslt_split_m; ``library_us``: that of the library's product, of the first rows."""
     return SPLIT_M_US + library_us + decode_us(p._replace(m=p.m % FOUR))
 
 
 def epilogue_us(p: ScaledMm, library_us: float) -> float:
-    """Return the estimate of cublaslt_epilogue, whose product in fp32 takes the library ``library_us``."""
+    """Return the estimate of cublaslt_epilogue; ``library_us``: that of the library's product, in fp32."""
     return EPILOGUE_US + p.m * p.n * (4 + ITEMSIZE[p.out]) / COPIED_BYTES_A_US + library_us

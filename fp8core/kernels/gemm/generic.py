@@ -1,9 +1,9 @@
-"""The fallback products: any shape, address, stride, format and mix of scales, on the matrix instructions of any GPU.
+"""The fallback products: any shape, address, stride, format and mix of scales, by the matrix instructions of any GPU.
 
-Where a warp of the GPU has instructions for both formats, these multiply the codes. Elsewhere codes become 16-bit
-floats in registers, exactly: fp16 on NVIDIA GPUs, bf16 on AMD's. Two kernels share how codes are loaded and converted,
-the instructions and the epilogue: one for few rows, which streams the weight and keeps no tile of it, and one for many,
-with tiles in shared memory.
+If the GPU has warp-level instructions for both formats, these multiply the codes. Otherwise codes become 16-bit floats
+in registers, exactly: fp16 on NVIDIA GPUs, bf16 on AMD's. Two kernels share the loads, conversions, instructions and
+the epilogue: one for few rows, which streams the weight without shared memory, and one for many rows, with tiles in
+shared memory.
 """
 
 from typing import Final, NamedTuple
@@ -29,23 +29,24 @@ from fp8core.runtime.args import Float32, Pointer
 from fp8core.table import Kernel, Launch
 
 SIDE: Final = 16
-"""Rows, and columns, of a matrix instruction."""
+"""Rows and columns of a matrix instruction."""
 SIDES: Final = (16, 32, 64)
 """Rows of a block of generic_decode."""
 MOST_ROWS: Final = SIDES[-1]
 WARPS: Final = (4, 8)
 WARPS_IN_FLIGHT: Final = 8
-"""Warps of a multiprocessor from which on a block gets fewer, or more channels (experiments/2026-11-any-shape)."""
+"""Warps per multiprocessor that are enough: with as many, blocks get fewer warps, or more channels
+(experiments/2026-11-any-shape)."""
 
 
 class ClearArgs(NamedTuple):
-    """Of clear_amax."""
+    """The arguments of clear_amax."""
 
     amax: Pointer
 
 
 class GenericArgs(NamedTuple):
-    """Of generic_decode and generic_mma."""
+    """The arguments of generic_decode and generic_mma."""
 
     matmul: MatmulArgs
     out_scale: Pointer
@@ -54,7 +55,7 @@ class GenericArgs(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A block of generic_mma: its results, and how many tiles of 16 x 16 each of its warps makes."""
+    """The results of a block of generic_mma, and how many tiles of 16 x 16 each of its warps makes."""
 
     rows: int
     cols: int
@@ -71,47 +72,47 @@ class Tile(NamedTuple):
 
 
 TILES: Final = {32: (Tile(128, 128, 4, 2), Tile(64, 64, 2, 2)), 64: (Tile(128, 128, 4, 4), Tile(64, 64, 2, 4))}
-"""Of generic_mma, by the threads of a warp: a large one, and one for results too small to fill a GPU with that."""
+"""Tiles of generic_mma by the threads of a warp: a large one, and one for results too small to fill a GPU with that."""
 SMALL_COST: Final = 0.4
-"""Estimated: the time of a small tile beside others, in large ones."""
+"""The time of a small tile beside others, as a fraction of that of a large one (estimated)."""
 
 
 def is_rdna(target: Target) -> bool:
-    """Return whether each lane holds two or four times as much of an operand as on other GPUs."""
+    """Return whether the target is an RDNA GPU, where a lane holds two or four times as much of an operand."""
     return target.platform == "hip" and target.warp == 32
 
 
 def is_direct(p: ScaledMm) -> bool:
-    """Return whether a warp of the GPU has an instruction for codes of both formats."""
+    """Return whether the GPU has warp-level instructions for codes of both formats."""
     known = AMD_FORMATS if p.target.platform == "hip" else OCP_FORMATS
     return "fp8_mma" in features(p.target) and known.check(p) is None
 
 
 def is_promoted(p: ScaledMm) -> bool:
-    """Return whether a lane keeps two sums of each result."""
+    """Return whether sums are promoted, so that a lane keeps two sums of each result."""
     return is_along_k(p) or not p.use_fast_accum
 
 
 def is_aligned(p: ScaledMm) -> bool:
-    """Return whether all rows of codes are whole vectors of 16 bytes."""
+    """Return whether all rows of codes consist of aligned 16-byte vectors."""
     return all(number % 16 == 0 for number in (max(p.alignment, p.codes_alignment), p.lda, p.ldb, p.k))
 
 
 def tiles_of(p: ScaledMm) -> tuple[Tile, ...]:
-    """Return the tiles whose sums fit into the registers, a large one first."""
+    """Return the tiles whose sums fit into registers, the large one first."""
     tiles = TILES[p.target.warp]
     return tiles[1:] if is_rdna(p.target) and is_promoted(p) else tiles
 
 
 def tile(p: ScaledMm) -> Tile:
-    """Return the tile whose blocks take the fewest rounds over the device, a small one's a part as long."""
+    """Return the tile whose blocks take the least time in rounds over the device; a small tile's round is shorter."""
     *larger, small = tiles_of(p)
     rounds = SMALL_COST * small.blocks(p.m, p.n) / p.target.multiprocessors
     return next((t for t in larger if ceil_div(t.blocks(p.m, p.n), p.target.multiprocessors) <= rounds), small)
 
 
 def plan_clear_amax(target: Target) -> Launch:
-    """Return ``launch(stream, amax)``, which writes 0.0: the amax of a product without rows or columns."""
+    """Return ``launch(stream, amax)``, which writes 0.0."""
     if target.platform == "host":
         return host.plan_clear_amax()
     launcher = jit.prepare(target, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1, programmatic=True)
@@ -119,9 +120,9 @@ def plan_clear_amax(target: Target) -> Launch:
 
 
 def depth_of(p: ScaledMm) -> int:
-    """Return how much of k generic_mma stages at a time.
+    """Return how many columns of k generic_mma stages at a time.
 
-    What is on its way from memory and the sums have to fit into the registers, and 16-bit floats into AMD's LDS.
+    Loads in flight and sums have to fit into registers, and on AMD GPUs 16-bit floats into LDS.
     """
     if p.target.platform == "cuda":
         return 64 if is_aligned(p) or not is_promoted(p) else 32
@@ -129,12 +130,12 @@ def depth_of(p: ScaledMm) -> int:
 
 
 def mma_grid(p: ScaledMm) -> tuple[int, int]:
-    """Return the blocks of a launch of generic_mma and their threads."""
+    """Return the blocks of a launch of generic_mma, and the threads of each."""
     return tile(p).blocks(p.m, p.n), tile(p).warps() * p.target.warp
 
 
 def constants(p: ScaledMm) -> dict[str, int]:
-    """Return what both kernels are compiled with."""
+    """Return the constants with which both kernels are compiled."""
     return {
         "FP8_A": FORMAT[p.a],
         "FP8_B": FORMAT[p.b],
@@ -150,9 +151,9 @@ def constants(p: ScaledMm) -> dict[str, int]:
 
 
 def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
-    """Return ``round(scale_a * (scale_b * acc) + bias)`` by tiles in shared memory.
+    """Return ``round(scale_a * (scale_b * acc) + bias)``, by tiles in shared memory.
 
-    Blocked scales join every 128 of k: ``acc += scale_a * (scale_b * partial)``. For FP8 results codes are
+    Blocked scales are applied to every 128 of k: ``acc += scale_a * (scale_b * partial)``. FP8 results are
     ``encode(clamp(value * RN(1 / out_scale)))``; ``amax`` becomes the largest ``|value|``, NaN aside. ``k = 0`` gives
     zeros plus the bias.
     """
@@ -187,13 +188,13 @@ def enough(n: int, warps_: int, target: Target) -> bool:
 
 
 def warps(n: int, k: int, target: Target) -> int:
-    """Return among how many warps a block divides ``k``: independent of m, and so are a row's bits."""
+    """Return the number of warps that divide ``k`` in a block: independent of m, so the bits of a row are, too."""
     wanted = next((count for count in WARPS if enough(n, count, target)), WARPS[-1])
     return min(wanted, power_of_two(max(1, ceil_div(k, BLOCK))))
 
 
 class Layout(NamedTuple):
-    """A block of generic_decode: rows of a, tiles of 16 channels, and the warps that share k."""
+    """A block of generic_decode: rows of a, tiles of 16 channels, and the warps that divide k."""
 
     side: int
     tiles: int
@@ -205,7 +206,7 @@ class Layout(NamedTuple):
 
 
 def layout(p: ScaledMm) -> Layout:
-    """Return the layout of a product; with two tiles a block reads the rows of a half as often."""
+    """Return the layout of a product; with two tiles per block the rows of a are read half as often."""
     sides = SIDES[:2] if is_rdna(p.target) else SIDES
     side = next((side for side in sides if side >= p.m), sides[-1])
     two = side == SIDE and is_aligned(p) and not is_rdna(p.target) and enough(ceil_div(p.n, 2), WARPS[0], p.target)
@@ -214,13 +215,13 @@ def layout(p: ScaledMm) -> Layout:
 
 
 def decode_grid(p: ScaledMm) -> tuple[int, int]:
-    """Return the blocks of a launch of generic_decode and their threads."""
+    """Return the blocks of a launch of generic_decode, and the threads of each."""
     shape = layout(p)
     return shape.blocks(p.m, p.n), shape.warps * p.target.warp
 
 
 def plan_decode(p: ScaledMm, shape: Layout | None = None) -> Matmul:
-    """Return the product as `plan_mma` does, the weight read once for every 64 rows."""
+    """Return the same product as `plan_mma`, with the weight read once for every 64 rows."""
     shape = shape or layout(p)
     launcher = jit.prepare(
         p.target,
@@ -237,7 +238,7 @@ def plan_decode(p: ScaledMm, shape: Layout | None = None) -> Matmul:
 
 
 def _ready(p: ScaledMm, multiply: Launch) -> Matmul:
-    """Return the launch of a kernel that takes its amax into what is 0 before."""
+    """Return the launch of a kernel, after one that clears amax if the product finds it."""
     if not p.amax:
         return ready(lambda stream, *addresses: multiply(stream, *addresses[:-1]))
     clear = plan_clear_amax(p.target)

@@ -1,10 +1,10 @@
-"""The time of work that overlaps."""
+"""The time of tasks that overlap."""
 
 
 def overlapped_us(sharpness: float, *times: float) -> float:
-    """Return the microseconds that times take together: a little more than the longest, which hides the others.
+    """Return the time of overlapping tasks: a little more than that of the longest, which hides the others.
 
-    It is their norm with the exponent ``sharpness``: the greater that is, the less does a shorter time add.
+    It is the norm of their times with the exponent ``sharpness``: the greater that is, the less a shorter task adds.
     """
     powers = 0.0
     for time in times:

@@ -1,9 +1,9 @@
-"""Products of more than a few rows that are not aligned: copies in aligned rows, around a kernel that needs these.
+"""Products of more than a few unaligned rows: copies in aligned rows, before and after a kernel that needs alignment.
 
-Where a kernel stores results at any address (sm90_tiled), only codes are copied.
+If a kernel can store results at any address (sm90_tiled), only codes are copied.
 
-A copy of a and b costs two passes over them, one of the result as many over it; beside many products of each weight
-that is less than a kernel loses that loads rows at any address.
+A copy costs two passes over a and b, or over the result. With many products per weight that is less than a kernel that
+loads rows at any address loses.
 """
 
 from collections.abc import Callable
@@ -20,9 +20,9 @@ from fp8core.runtime.args import Int32, Int64, Pointer
 from fp8core.table import Kernel, Launch, Refusal, Requirement, Table, Unknown
 
 ALIGNMENT: Final = 16
-"""Bytes that addresses and rows are brought to."""
+"""Alignment in bytes of the addresses and rows of copies."""
 CHANNELS: Final = 8
-"""Channels of a product are a multiple of this; the others are left to generic_decode."""
+"""The product of copies has a multiple of so many channels; generic_decode makes the others."""
 THREADS: Final = 256
 COLUMNS: Final = 4 * THREADS
 """Columns of a block of copy_rows."""
@@ -30,11 +30,11 @@ ROWS: Final = 4
 """Rows of a block of copy_rows at a time."""
 BLOCKS_A_MULTIPROCESSOR: Final = 8
 MOST_COPIED: Final = 1 << 30
-"""Bytes of a and b that are copied at most: the memory that a call takes beside its result."""
+"""Limit of the bytes of a and b that are copied: the memory that a call takes beside its result."""
 
 
 class RealignArgs(NamedTuple):
-    """Of realign_codes."""
+    """The arguments of realign_codes."""
 
     a: Pointer
     lda: Int64
@@ -50,7 +50,7 @@ class RealignArgs(NamedTuple):
 
 
 class CopyArgs(NamedTuple):
-    """Of copy_rows."""
+    """The arguments of copy_rows."""
 
     source: Pointer
     stride: Int64
@@ -67,13 +67,13 @@ def copies_codes(p: ScaledMm) -> bool:
 
 
 def copies_out(p: ScaledMm) -> bool:
-    """Return whether the result is copied: where no kernel stores it at any address."""
+    """Return whether the result is copied: no kernel stores it at any address."""
     odd = bool(p.n % CHANNELS) or max(p.alignment, p.out_alignment) < ALIGNMENT
     return odd and SM90_TILED.refusal(in_place(p)) is not None
 
 
 def in_place(p: ScaledMm) -> ScaledMm:
-    """Return the problem of aligned copies of a and b, with the result where it belongs."""
+    """Return the problem of aligned copies of a and b that stores the result directly."""
     if copies_codes(p):
         k = round_up(p.k, ALIGNMENT)
         p = p._replace(k=k, lda=k, ldb=k)
@@ -84,7 +84,7 @@ def in_place(p: ScaledMm) -> ScaledMm:
 
 
 def inner(p: ScaledMm) -> ScaledMm:
-    """Return the problem whose product is most of that of ``p``."""
+    """Return the problem of the aligned product, which has most channels of ``p``, or all."""
     most = in_place(p)
     if not copies_out(p):
         return most
@@ -101,9 +101,9 @@ def rest(p: ScaledMm) -> ScaledMm:
 
 
 def plan_realign(p: ScaledMm) -> Launch:
-    """Return ``launch(stream, a, copy_of_a, b, copy_of_b, cleared)``: rows of a multiple of 16 codes, filled by zeros.
+    """Return ``launch(stream, a, copy_of_a, b, copy_of_b, cleared)``: copies in rows of a multiple of 16 codes.
 
-    ``cleared`` is the address of an amax that becomes 0, or 0.
+    Rows are padded with zeros. ``cleared`` is the address of an amax to set to 0, or 0.
     """
     ld = round_up(p.k, ALIGNMENT)
     blocks = ceil_div((p.m + p.n) * ld // ALIGNMENT, THREADS)
@@ -122,7 +122,7 @@ def plan_realign(p: ScaledMm) -> Launch:
 
 
 def plan_copy(target: Target, rows: int, columns: int, itemsize: int, stride: int, to_stride: int) -> Launch:
-    """Return ``launch(stream, source, to)``, which copies ``rows`` of ``columns`` elements; strides in elements."""
+    """Return ``launch(stream, source, to)``, which copies ``rows`` x ``columns`` elements; strides are in elements."""
     column_tiles = ceil_div(columns, COLUMNS)
     at_once = max(1, target.multiprocessors * BLOCKS_A_MULTIPROCESSOR // column_tiles)
     launcher = jit.prepare(
@@ -139,9 +139,9 @@ def plan_copy(target: Target, rows: int, columns: int, itemsize: int, stride: in
 
 
 def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
-    """Return the product by ``plan`` of aligned copies of what is not aligned.
+    """Return the product by ``plan``, with aligned copies of unaligned operands.
 
-    Up to seven channels are left to `generic_decode`, and written where they belong.
+    `generic_decode` makes up to seven remaining channels, and stores them directly.
     """
     most, last = inner(p), rest(p)
     size = ITEMSIZE[p.out]
@@ -197,13 +197,13 @@ FEW_COPIES: Final = Requirement(
     f"copies a and b of less than {MOST_COPIED} bytes, got m={{p.m}} n={{p.n}} k={{p.k}}",
 )
 FEW_ROWS: Final = 16
-"""Up to so many rows `generic_decode` was measured to be as fast as copies (experiments/2026-11-any-shape)."""
+"""Up to so many rows, `generic_decode` was measured to be as fast as copies (experiments/2026-11-any-shape)."""
 SMALL_WEIGHT: Final = 1 << 24
-"""Below so many codes it is as fast for every number of rows that it reads the weight once for."""
+"""For weights of fewer codes it is as fast for all numbers of rows for which it reads the weight once."""
 
 
 def realigned(kernels: tuple[Kernel, ...]) -> Kernel:
-    """Return the row of `scaled_mm` that runs the first of some kernels that is able, on copies."""
+    """Return the row of `scaled_mm` that runs the first able one of ``kernels`` on copies."""
     table = Table("scaled_mm of aligned copies", ScaledMm, *kernels)
 
     def check(p: ScaledMm) -> Refusal | Unknown | None:

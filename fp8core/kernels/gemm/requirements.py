@@ -1,4 +1,4 @@
-"""What rows of `scaled_mm` need of a product, each requirement with the refusal that it gives."""
+"""Requirements of rows of `scaled_mm`, each with its refusal."""
 
 from collections.abc import Callable
 from typing import Final
@@ -10,7 +10,7 @@ from fp8core.runtime import limits
 from fp8core.table import Refusal, Requirement
 
 OCP: Final = ("float8_e4m3fn", "float8_e5m2")
-"""The formats that NVIDIA's tensor cores know."""
+"""The formats of NVIDIA's tensor cores."""
 TENSOR_CORES: Final = Requirement(
     lambda p: not features(p.target).isdisjoint(("fp8_mma", "wgmma", "tcgen05")),
     "needs FP8 matrix instructions (sm_89 and later; gfx942, gfx950, gfx1200, gfx1201), got {p.target}",
@@ -69,7 +69,7 @@ WHOLE_WORDS: Final = Requirement(
 )
 
 MOST_COUNTED: Final = (1 << 31) - (1 << 16)
-"""Kernels count rows, channels and k in 32 bits, past their ends up to what all their blocks take at a time."""
+"""Kernels count rows, channels and k in 32 bits, past their ends by up to what all blocks take at a time."""
 COUNTABLE: Final = Requirement(
     lambda p: max(p.m, p.n, p.k) <= MOST_COUNTED,
     f"needs m, n and k of at most {MOST_COUNTED}, got m={{p.m}} n={{p.n}} k={{p.k}}",
@@ -86,7 +86,7 @@ def few_rows(rows: int, known: str = "measured") -> Requirement:
 
 
 def block_count(rows: int, channels: int) -> Requirement:
-    """Require a grid that a launch can have, of a block for ``rows`` x ``channels`` results."""
+    """Require a grid that a launch can have, with one block per ``rows`` x ``channels`` results."""
 
     def holds(p: ScaledMm) -> bool:
         return p.n < 1 << 30 and ceil_div(p.m, rows) * ceil_div(p.n, channels) < 1 << 31
@@ -96,7 +96,7 @@ def block_count(rows: int, channels: int) -> Requirement:
 
 
 def grid_fits(shape: Callable[[ScaledMm], tuple[int, int]]) -> Requirement:
-    """Require a grid that a launch can have, whose blocks along x and whose threads of a block ``shape`` gives."""
+    """Require a grid that a launch can have; ``shape`` gives its blocks along x and the threads of a block."""
 
     def check(p: ScaledMm) -> Refusal | None:
         blocks, threads = shape(p)

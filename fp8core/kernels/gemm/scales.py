@@ -1,7 +1,7 @@
-"""Mixes of scales in the terms of kernels that scale every 128 of k by 1x128 with 1x128 or 128x128.
+"""Mixes of scales as kernels that scale every 128 of k read them: 1x128 with 1x128 or 128x128.
 
-Kernels read scales by their strides, which are 0 where a scale is broadcast: one scale for a tensor or a row is one for
-each of its groups, too.
+Kernels read scales by their strides, which are 0 where a scale is broadcast: the scale of a tensor or a row is also the
+scale of each of its groups.
 """
 
 from typing import Final
@@ -11,11 +11,11 @@ from fp8core.problem import Granularity, ScaledMm
 ALONG_K: Final = ("group", "block")
 """Granularities that change along k."""
 WITHIN: Final[dict[Granularity, Granularity]] = {"tensor": "block", "row": "group", "block": "block", "group": "group"}
-"""How a weight's scales are read beside those of a product that change along k."""
+"""The granularity as which a weight's scales are read if any scale of the product changes along k."""
 
 
 def is_along_k(p: ScaledMm) -> bool:
-    """Return whether one of the scales, at least, changes along k."""
+    """Return whether at least one of the scales changes along k."""
     return p.scale_a in ALONG_K or p.scale_b in ALONG_K
 
 

@@ -18,30 +18,30 @@ from fp8core.problem import ScaledMm
 from fp8core.table import Requirement, Table
 
 MANY: Final = 33
-"""From so many rows on sm90_decode is compared with the library, too: with fewer, no product was found that goes to the
-library, and to ask it takes longer than to choose."""
+"""From so many rows on, sm90_decode is compared with the library, too: with fewer rows the library was the fastest for
+no product, and querying it takes longer than the choice itself."""
 SURELY_LESS: Final = 0.7
-"""How many times the estimate of sm90_tiled that of sm90_decode may be without corrections, which take longer."""
+"""sm90_decode is chosen without corrections, which take time, up to this factor of the estimate of sm90_tiled."""
 FEW: Final = 16
-"""Up to so many rows nothing is compared: sm90_decode overlaps more with what goes before it in layers, is seldom
-slower alone, and is chosen at once."""
+"""Up to so many rows, sm90_decode is chosen without a comparison: in layers it overlaps more with the preceding kernel,
+and alone it is seldom slower."""
 MARGIN: Final = 1.06
-"""How many times the estimate of sm90_tiled that of sm90_decode may be with more rows where formulas are alone: they
-are off by 5 %."""
+"""With more rows and without corrections, sm90_decode is chosen up to this factor of the estimate of sm90_tiled: the
+formulas have errors of 5 %."""
 
 
 def _takes_no_time(p: ScaledMm) -> bool:
-    """Return whether there is nothing to multiply, and so nothing to estimate."""
+    """Return whether there is nothing to multiply, so nothing to estimate."""
     return not (p.m and p.n and p.k)
 
 
 def _alone(p: ScaledMm) -> bool:
-    """Return whether there is nothing to compare: no other kernel with an estimate, or no time."""
+    """Return whether there is nothing to compare: no other kernel with an estimate, or nothing to multiply."""
     return _takes_no_time(p) or p.m > MOST_ROWS or p.batch_invariant or SM90_TILED.refusal(p) is not None
 
 
 def _pays(p: ScaledMm, margin: float) -> bool:
-    """Return whether sm90_decode takes at most so many times as long as sm90_tiled."""
+    """Return whether sm90_decode takes at most ``margin`` times as long as sm90_tiled."""
     if decode_cost.us(p, config_for) <= SURELY_LESS * formula_us(p):
         return True
     return decode_cost.corrected_us(p, config_for) <= margin * least_us(p)
@@ -52,7 +52,7 @@ def _decode_pays(p: ScaledMm) -> bool:
 
 
 def _decode_us(p: ScaledMm) -> float | None:
-    """Return the estimate where the library is asked, too: not by formulas alone, by which it seldom is faster."""
+    """Return the estimate if the library is compared, too: only with corrections, else the library is seldom faster."""
     if p.m < MANY or _alone(p) or corrections.gpu_of(p.target) is None:
         return None
     return decode_cost.corrected_us(p, config_for)
@@ -81,7 +81,7 @@ DECODE: Final = SM90_DECODE._replace(
 )
 TILED: Final = SM90_TILED._replace(prefers=(TILES_PAY,))
 ALIGNED: Final = (DECODE, TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
-"""Rows that need operands in aligned rows."""
+"""Kernels that need operands in aligned rows."""
 COPIES: Final = realigned(ALIGNED)
 
 
@@ -103,6 +103,6 @@ UNALIGNED: Final = tuple(
         (GENERIC_MMA, fallback_cost.generic_mma_us),
     )
 )
-"""Rows that do not."""
+"""Kernels that do not."""
 SCALED_MM: Final = Table("scaled_mm", ScaledMm, *ALIGNED, *UNALIGNED, HOST)
 """The rows of `scaled_mm`; a plan is a `fp8core.kernels.gemm.args.Matmul`."""

@@ -1,1 +1,1 @@
-"""Linear layers: a quantization and a product: sequential, overlapped or fused."""
+"""Linear layers: a quantization and a product, sequential, overlapped or fused."""

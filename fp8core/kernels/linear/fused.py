@@ -1,8 +1,8 @@
 """Linear layers of few rows on sm_90a in one launch: sm90_decode quantizes its rows itself.
 
-The weight streams as it does for codes that come ready. Every block finds the scales for itself, from all of x, and
-keeps the codes of its part of k, so that several tiles cost no more than one. What limits it is that every block reads
-all of x: for more of it, a quantization goes before.
+The weight streams as in a product of given codes. Every block computes the scales itself, from all of x, and keeps the
+codes of its part of k, so that several tiles cost no more than one. The limit is that every block reads all of x: for
+a larger x, a separate quantization is faster.
 """
 
 from typing import Final, NamedTuple
@@ -26,13 +26,13 @@ from fp8core.runtime.args import Float32, Int32, Int64, Pointer, TensorMap
 from fp8core.table import Requirement
 
 MOST_ELEMENTS: Final = 8192
-"""Of x, for one launch to be the faster way; of a single row twice as many (experiments/2026-11-decode)."""
+"""Elements of x up to which one launch is faster; twice as many for a single row (experiments/2026-11-decode)."""
 MOST_VECTORS: Final = 16
-"""Vectors of 8 elements of x that a thread holds, at most."""
+"""The most vectors of 8 elements of x that a thread holds."""
 
 
 class FusedArgs(NamedTuple):
-    """Of sm90_decode, where a comes in 16 bits; x_stride in bytes, x_vecs of 8 elements a row."""
+    """The arguments of sm90_decode for rows in 16 bits; x_stride in bytes, x_vecs: vectors of 8 elements of a row."""
 
     weight_map: TensorMap
     x: Pointer
@@ -44,18 +44,18 @@ class FusedArgs(NamedTuple):
 
 
 def fused_config(problem: Linear) -> DecodeConfig:
-    """Return the config in one launch: that of two, so that their bits are equal, with room for a block's codes."""
+    """Return the config for one launch: that for two launches, to get the same bits, with room for a block's codes."""
     config = for_linear(config_for(problem.product))
     return config._replace(a_stages=ceil_div(ceil_div(problem.product.k, BLOCK_K), config.split_k))
 
 
 def row_teams(problem: Linear) -> int:
-    """Return how many rows the threads of a block are divided among: a power of two."""
+    """Return the number of teams, one per row, into which the threads of a block are divided: a power of two."""
     return power_of_two(problem.product.m)
 
 
 def vectors(problem: Linear) -> int:
-    """Return how many vectors of x a thread holds: of its block's part of k, or of all of it to find its amax."""
+    """Return how many vectors of x a thread holds: of its block's part of k, or of all of k to find the amax."""
     config = fused_config(problem)
     k_blocks = config.a_stages if problem.quantize.static else ceil_div(problem.product.k, BLOCK_K)
     threads = 128 * config.m_warpgroups * config.k_warpgroups
@@ -63,7 +63,7 @@ def vectors(problem: Linear) -> int:
 
 
 def plan_fused(problem: Linear) -> Matmul:
-    """Return one launch; of a `MatmulLaunch`, but a is x, and scale_a is read only where it is given."""
+    """Return one launch, called as a `MatmulLaunch`: a is the address of x, and scale_a is read only if it is given."""
     quantize, p, config = problem.quantize, problem.product, fused_config(problem)
     quantizer = {
         "FP8_A_VECTORS": vectors(problem),

@@ -1,4 +1,4 @@
-"""Linear layers of few rows on sm_90a in two launches that overlap: the product prefetches its weight meanwhile."""
+"""Linear layers of few rows on sm_90a in two overlapping launches: the product prefetches its weight early."""
 
 from typing import Final
 
@@ -10,31 +10,32 @@ from fp8core.problem import ITEMSIZE, Linear, ScaledMm
 from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096
-"""Of shared memory for the blocks of a norm or SiLU: 1,024 of each that the system keeps, and its own."""
+"""Shared memory for the blocks of a norm or SiLU: the 1,024 bytes that the system reserves for each, and their own."""
 MOST_ROWS_AHEAD: Final = 32
-"""Of a product behind a norm or SiLU, for it to ask for as much beyond its ring as others: with more rows the small
-kernels move more, and what is asked for stands before them (experiments/2026-11-ahead-of-the-ring)."""
+"""Rows of a product after a norm or SiLU up to which it prefetches as much beyond its ring as other products. With more
+rows the small kernels move more data, for which they wait behind the prefetch (experiments/2026-11-ahead-of-the-ring).
+"""
 FEW_AHEAD: Final = 32 << 10
 MOST_BYTES_AHEAD: Final = 200e6
-"""With more rows: what is asked for then, of weights up to so many bytes, and of larger ones nothing."""
+"""With more rows: the bytes prefetched beyond the ring, for weights of up to so many bytes; for larger ones, none."""
 KEPT_FROM: Final = 3e6
-"""Bytes of such a product's result, from which it stays in L2 for the kernel that reads it: some layers with smaller
-ones are slower so (experiments/2026-11-results-in-l2)."""
+"""Bytes of such a product's result from which it is kept in L2 for its reader: with smaller results, some layers are
+slower that way (experiments/2026-11-results-in-l2)."""
 FEWEST_A_STAGES: Final = 6
-"""k-blocks of a in flight, of 64 rows, that are enough where the weight is ahead of them."""
+"""k-blocks of a in flight that are enough, with 64 rows, if the weight is ahead of them."""
 
 
 def plan_overlapped(problem: Linear) -> Matmul:
-    """Return the product, laid out for the quantization that goes before it."""
+    """Return the product, with the layout for a quantization before it."""
     return decode(problem.product, behind_quantization(problem.product))
 
 
 def behind_quantization(problem: ScaledMm) -> DecodeConfig:
-    """Return the layout of a product that a quantization goes before.
+    """Return the layout of a product that follows a quantization.
 
-    That of 64 rows has room for all blocks of a quantization or a norm, taken from what is in flight of a, which is
-    nearer than the weight: blocks without room start when the product has ended, and the next product's only after
-    them (experiments/2026-11-between-launches).
+    With 64 rows it leaves room for all blocks of a quantization or a norm, at the expense of the stages of a, which is
+    nearer than the weight. Blocks that find no room start when the product has ended, and the next product's blocks
+    only after them (experiments/2026-11-between-launches).
     """
     config = for_linear(config_for(problem), problem.n * problem.k)
     if a_side(problem, config) < MOST_ROWS:
@@ -44,7 +45,7 @@ def behind_quantization(problem: ScaledMm) -> DecodeConfig:
 
 
 def behind_producer(problem: ScaledMm) -> DecodeConfig:
-    """Return the layout of a product that a norm or SiLU goes before."""
+    """Return the layout of a product that follows a norm or SiLU."""
     kept = problem.m * problem.n * ITEMSIZE[problem.out] >= KEPT_FROM
     config = for_linear(config_for(problem))._replace(spare_bytes=PRODUCER_BYTES, keeps_result=kept)
     if problem.m <= MOST_ROWS_AHEAD:
@@ -53,9 +54,9 @@ def behind_producer(problem: ScaledMm) -> DecodeConfig:
 
 
 def plan_behind_producer(problem: ScaledMm) -> Matmul:
-    """Return the product of codes that are made right before it by a norm, say, laid out for that kernel and the next.
+    """Return the product of codes that a producer, such as a norm, makes right before it, with a layout for both.
 
-    As in layers that quantize: the small kernel between two products finds room beside the first of them. The bits are
+    As in layers that quantize, the small kernel between two products finds room beside the first of them. The bits are
     those of the product alone.
     """
     if problem.m <= MOST_ROWS and SCALED_MM.choice(problem) == Choice(SM90_DECODE.name):

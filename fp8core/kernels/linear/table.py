@@ -1,4 +1,4 @@
-"""How a linear layer runs, most preferred first."""
+"""The ways to run a linear layer, most preferred first."""
 
 from typing import Final, NamedTuple
 
@@ -13,10 +13,10 @@ from fp8core.table import Explanation, Kernel, Table
 
 
 class Steps(NamedTuple):
-    """What a linear layer launches."""
+    """The launches of a linear layer."""
 
     quantize: Plan[QuantizeNumbers] | None
-    """None where the product takes x as it is."""
+    """None if the product takes x as it is."""
     product: Matmul
 
 
@@ -29,7 +29,7 @@ def _overlapped(problem: Linear) -> Steps:
 
 
 def _sequential(problem: Linear) -> Steps:
-    """Return a quantization, if there is anything to quantize, and the product of its codes."""
+    """Return a quantization, unless x is empty, and the product of its codes."""
     return Steps(QUANTIZE.plan(problem.quantize) if problem.product.k else None, SCALED_MM.plan(problem.product))
 
 
@@ -49,7 +49,7 @@ LINEAR: Final = Table(
 
 
 def explain_linear(problem: Linear) -> Explanation:
-    """Return which kernels a linear layer gets: one for all of it, or one to quantize x and one to multiply."""
+    """Return which kernels a linear layer gets: a single one, or one that quantizes x and one that multiplies."""
     asked = LINEAR.explain(problem)
     if asked.chosen == LINEAR.kernels[0].name:
         return asked

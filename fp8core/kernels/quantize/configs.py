@@ -1,6 +1,6 @@
-"""Launch configurations of quantization: how rows are divided among teams of threads, and a whole tensor among blocks.
+"""Launch configurations of quantization: the division of rows among teams of threads, and of a tensor among blocks.
 
-The sweeps and measurements behind the numbers are in experiments/2026-11-quantize.
+experiments/2026-11-quantize has the sweeps and measurements for the numbers.
 """
 
 from typing import Final, NamedTuple
@@ -9,47 +9,48 @@ from fp8core.kernels.encodings import ceil_div, power_of_two, round_up
 from fp8core.problem import ITEMSIZE, PER_TOKEN, Quantize
 
 VEC8: Final = 8
-"""The elements that a thread loads, holds and encodes at a time."""
+"""Elements that a thread loads, holds and encodes at a time."""
 TEAMS_THREADS: Final = 256
-"""Threads of a block of several teams, at most."""
+"""The most threads of a block of several teams."""
 UNALIGNED_THREADS: Final = 128
-"""Threads of a block of several teams where rows begin at any element."""
+"""Threads of a block of several teams if rows begin at any element."""
 SMALL: Final = 1 << 19
-"""Elements up to which half as many are faster for groups of a power of two."""
+"""Elements up to which half as many threads are faster, for groups of a power of two."""
 TEAMS_X: Final = 4
-"""Teams side by side, of a block with many rows of groups: 8 groups, 1,024 columns of 128."""
+"""Teams side by side in a block, with many rows of groups: 8 groups, or 1,024 columns with groups of 128."""
 WARP_TEAM: Final = 32
 WARP_TEAM_VECS: Final = 4
-"""Up to 1,024 elements a tile belongs to part of a warp: no barrier."""
+"""A tile of up to 1,024 elements belongs to a warp or a part of one, which needs no barrier."""
 STATIC_VECS: Final = 512
-"""A given scale needs no whole row in one block: pieces of 4,096 columns."""
+"""With a given scale a block need not have whole rows: it gets pieces of 4,096 columns."""
 MOST_THREADS: Final = 1024
 FEW_ROWS: Final = 16
 FEW: Final = 1 << 21
-"""Elements up to which more threads with less each are faster: not all of the device is busy."""
+"""Elements up to which more threads with less work each are faster, as a part of the device is idle."""
 MANY_ROWS: Final = 1 << 62
 SHARED_ROWS: Final = 64
-"""Up to so many tokens, if they are more than `FEW_ROWS`, each is shared by the blocks of a cluster."""
+"""Up to so many tokens, but more than `FEW_ROWS`, the blocks of a cluster share each token."""
 SHARED_THREADS: Final = 128
-"""Of such a block: with few registers it is co-resident with a product that still runs, and is ready when that ends."""
+"""Threads of such a block: so few registers let it be co-resident with a running product, and ready when that ends."""
 SHARED_VECS: Final = 1024
-"""Of a token that two blocks share; more is for four."""
+"""The most vectors of a token that two blocks share; four share a longer one."""
 LONG_VECS: Final = 2048
-"""Of a token: longer ones of up to `FEW_ROWS` rows are shared, too. A block of `MOST_THREADS` would wait for a
-multiprocessor that a product has left."""
+"""Vectors of a token beyond which blocks share it with up to `FEW_ROWS` rows, too. A block of `MOST_THREADS` would have
+to wait until a product has left a whole multiprocessor."""
 LONG_CLUSTERS: Final = (4, SHARED_THREADS), (8, SHARED_THREADS)
-"""Blocks that share a long token, and their threads: the first that hold it (experiments/2026-11-results-in-l2)."""
+"""Blocks that share a long token, and their threads; the first that hold it are used
+(experiments/2026-11-results-in-l2)."""
 
 
 class Tile(NamedTuple):
-    """What shares one scale, or with a given scale a piece of a row: its rows and its vectors of 8 a row."""
+    """Elements with one scale, or with a given scale a piece of a row: rows, and vectors of 8 per row."""
 
     rows: int
     vecs: int
 
 
 class RowwiseConfig(NamedTuple):
-    """How a block is divided: teams of threads with a tile each, and what a thread holds of it."""
+    """The division of a block into teams of threads, with a tile each, and a thread's part of the tile."""
 
     threads: int
     team: int
@@ -60,27 +61,27 @@ class RowwiseConfig(NamedTuple):
     teams_x: int
     """Teams side by side; the others are below them."""
     blocks: int = 1
-    """Of a cluster that is one team."""
+    """Blocks of a cluster that is one team."""
 
 
 def unaligned(problem: Quantize) -> bool:
-    """Return whether rows may begin at any element: then vectors at both ends of a row belong to it in part."""
+    """Return whether rows may begin at any element: then the vectors at both ends of a row are only partly its own."""
     return problem.alignment < VEC8
 
 
 def vecs_of(problem: Quantize, tile: Tile) -> int:
-    """Return the vectors of 8 that hold a tile, with those at the ends of several rows that begin at any element."""
+    """Return the vectors of 8 of a tile, including those at the ends of its rows if several begin at any element."""
     return tile.rows * (tile.vecs + (2 if unaligned(problem) and tile.rows > 1 else 0))
 
 
 def most_vecs(problem: Quantize) -> int:
-    """Return how many vectors a thread of the largest block (1,024, so 64 registers each) holds without spills."""
+    """Return how many vectors a thread of the largest block (1,024 threads of 64 registers) holds without spills."""
     most = 4 if problem.x == "float32" else 8
     return most * 3 // 4 if unaligned(problem) else most
 
 
 def tile_of(problem: Quantize, rows: int = MANY_ROWS) -> Tile:
-    """Return the tile of ``problem`` of up to ``rows`` rows: a group, and of a row as much as there is."""
+    """Return the tile of ``problem`` with up to ``rows`` rows: a group, or as much of a row as there is."""
     group = problem.group_shape
     row = max(problem.cols // VEC8 if unaligned(problem) else ceil_div(problem.cols, VEC8), 1)
     if problem.static and unaligned(problem) and group.cols > 0:
@@ -102,7 +103,7 @@ def few(problem: Quantize, rows: int) -> bool:
 
 
 def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> RowwiseConfig:
-    """Return the block for ``tile`` where there are up to ``rows`` rows, as sweeps on an H200 have it."""
+    """Return the block for ``tile`` with up to ``rows`` rows, according to sweeps on an H200."""
     total, idle = vecs_of(problem, tile), few(problem, rows)
     if unaligned(problem):
         return _unaligned(problem, tile, total, rows)
@@ -123,9 +124,9 @@ def rowwise_config(problem: Quantize, tile: Tile, rows: int = MANY_ROWS) -> Roww
 
 
 def _unaligned(problem: Quantize, tile: Tile, total: int, rows: int) -> RowwiseConfig:
-    """Return the block for rows that begin at any element: a thread holds so many vectors that ends cost little.
+    """Return the block for rows that begin at any element: a thread holds enough vectors that ends cost little.
 
-    Of few rows it holds one, where that was measured to be faster: their ends are few, too.
+    With few rows, which have few ends, it holds one if that was measured to be faster.
     """
     narrow = total <= WARP_TEAM * WARP_TEAM_VECS
     slim = narrow or (problem.static and rows <= FEW_ROWS and ITEMSIZE[problem.x] == 2)
@@ -142,14 +143,14 @@ def _unaligned(problem: Quantize, tile: Tile, total: int, rows: int) -> RowwiseC
 
 
 def _block(problem: Quantize, total: int, vecs: int) -> RowwiseConfig:
-    """Return a block for a tile of ``total`` vectors of 8, up to ``vecs`` of them a thread."""
+    """Return a block for a tile of ``total`` vectors of 8, with up to ``vecs`` of them per thread."""
     vecs = min(vecs, most_vecs(problem))
     threads = round_up(ceil_div(total, vecs), problem.target.warp)
     return RowwiseConfig(threads, threads, vecs, 1, 1)
 
 
 def cluster_config(problem: Quantize, total: int, rows: int) -> RowwiseConfig | None:
-    """Return the blocks of a cluster that share a token, on the device where it was measured, if that is worth it."""
+    """Return the blocks of a cluster that share a token, if that is faster, on the architecture that was measured."""
     tokens = problem.group_shape == PER_TOKEN and not problem.static
     if problem.target[:2] != ("cuda", 90) or not tokens or total <= WARP_TEAM * WARP_TEAM_VECS or rows > SHARED_ROWS:
         return None
@@ -165,11 +166,11 @@ def cluster_config(problem: Quantize, total: int, rows: int) -> RowwiseConfig | 
 
 
 def _teams(problem: Quantize, tile: Tile, total: int, each: int, idle: bool) -> RowwiseConfig:
-    """Return blocks of teams, each of them a part of a warp, whose threads hold up to ``each`` vectors if they can."""
+    """Return blocks of teams, each a warp or a part of one, whose threads hold up to ``each`` vectors if possible."""
     team = min(power_of_two(ceil_div(total, each)), WARP_TEAM)
     vecs, tiles = ceil_div(total, team), max(ceil_div(problem.cols, tile.vecs * VEC8), 1)
     if idle or tiles == 1:
-        # As many teams side by side as cover the row by equal blocks.
+        # As many teams side by side as divide the row among equal blocks.
         most = TEAMS_THREADS // team
         teams_x = ceil_div(tiles, ceil_div(tiles, most))
         return RowwiseConfig(most // teams_x * teams_x * team, team, vecs, 1, teams_x)
@@ -177,7 +178,7 @@ def _teams(problem: Quantize, tile: Tile, total: int, each: int, idle: bool) -> 
 
 
 def row_bounds(problem: Quantize) -> tuple[int, ...]:
-    """Return, in ascending order, up to how many rows kernels have configurations of their own."""
+    """Return the numbers of rows, in ascending order, up to which kernels have configurations of their own."""
     cols = max(problem.cols, 1)
     small = {SMALL // cols} if unaligned(problem) and has_groups(problem) else set()
     return tuple(sorted({FEW_ROWS, SHARED_ROWS, FEW // cols, MANY_ROWS} | small))
@@ -188,23 +189,23 @@ def fits(problem: Quantize) -> bool:
     return vecs_of(problem, tile_of(problem)) <= MOST_THREADS * most_vecs(problem)
 
 
-# ---- one scale for a whole tensor: which blocks find it together, and what they keep until it is found ----------
+# ---- one scale for a whole tensor: the blocks that find it, and what they keep until it is found ----------
 
 
 class TensorwiseConfig(NamedTuple):
-    """Blocks that find one scale together, and the vectors of 8 that a thread of them keeps until it is found."""
+    """Blocks that find one scale together, and the vectors of 8 that each of their threads keeps until then."""
 
     cluster: int
-    """1: a block; more: the blocks of one cluster; 0: a resident grid, a block on every multiprocessor."""
+    """1: one block; more: the blocks of one cluster; 0: a resident grid, one block on every multiprocessor."""
     threads: int
     kept: int
-    """In registers."""
+    """Vectors in registers."""
     shared: int = 0
-    """In shared memory."""
+    """Vectors in shared memory."""
     chunk: int = 1
-    """Vectors of 8 in flight to a thread, of those that it does not keep in registers."""
+    """Vectors in flight per thread, of those that it does not keep in registers."""
     whole: bool = True
-    """Nothing has to be read again."""
+    """Whether all vectors are kept, so that nothing is read again."""
 
 
 TENSOR_THREADS: Final = 1024
@@ -217,13 +218,15 @@ SMALL_CONFIGS: Final = (
     TensorwiseConfig(8, 512, 2),
     TensorwiseConfig(8, 512, 4),
 )
-"""For matrices up to 131,072 elements, by how many: faster than a grid that reduces through memory."""
+"""Configurations for matrices of up to 131,072 elements, in ascending order: faster than a grid that reduces through
+memory."""
 STATIC_SHARED_BYTES: Final = 1024
-"""More than the body's own shared variables take."""
+"""More than the static shared memory of the kernel."""
 L1_BYTES: Final = 32 << 10
-"""Of what L1 shares with shared memory: without it fewer loads are in flight (2 % of a large matrix)."""
+"""Bytes left to L1, which shares them with shared memory: with less, fewer loads are in flight (2 % of a large matrix).
+"""
 MULTIPROCESSOR_SHARED_BYTES: Final = {0x90A: 65_536, 0x942: 65_536, 0x950: 163_840}
-"""Of HIP targets; a block of CUDA can have all of a multiprocessor's shared memory but 1 KB."""
+"""For HIP targets; on CUDA a block can have all of a multiprocessor's shared memory but 1 KB."""
 
 
 def shared_vecs(problem: Quantize) -> int:
@@ -234,14 +237,14 @@ def shared_vecs(problem: Quantize) -> int:
 
 
 def resident_config(problem: Quantize, flat: bool, whole: bool) -> TensorwiseConfig:
-    """Return the resident grid: 64 registers limit what a thread keeps, and addresses of rows with gaps take some."""
+    """Return the resident grid: 64 registers limit what a thread keeps, and addresses of rows with gaps need some."""
     vec8_bytes = VEC8 * ITEMSIZE[problem.x]
     kept, chunk = (64, 32) if whole or not flat else (96, 64)  # bytes
     return TensorwiseConfig(0, TENSOR_THREADS, kept // vec8_bytes, shared_vecs(problem), chunk // vec8_bytes, whole)
 
 
 def tensorwise_configs(problem: Quantize, flat: bool) -> tuple[tuple[int, ...], tuple[TensorwiseConfig, ...]]:
-    """Return the configurations for matrices of any size, and how many vectors each but the last one keeps."""
+    """Return the configurations for matrices of all sizes, and how many vectors each but the last one keeps."""
     target = problem.target
     clusters = target.platform == "cuda" and target.arch >= 90
     small = tuple(config for config in SMALL_CONFIGS if config.cluster == 1 or clusters)
@@ -252,7 +255,7 @@ def tensorwise_configs(problem: Quantize, flat: bool) -> tuple[tuple[int, ...], 
 
 
 def one_block_a_multiprocessor(problem: Quantize) -> bool:
-    """Return whether a block of the resident grid is sure to have a multiprocessor for itself."""
+    """Return whether every block of the resident grid is certain to have a multiprocessor to itself."""
     target = problem.target
     whole = MULTIPROCESSOR_SHARED_BYTES.get(target.arch) if target.platform == "hip" else target.shared_bytes
     kept = shared_vecs(problem) * TENSOR_THREADS * VEC8 * ITEMSIZE[problem.x]

@@ -1,4 +1,4 @@
-"""Any group shape, stride and alignment, one element at a time: what the other kernels do not take."""
+"""The fallback that quantizes one element at a time: any group shape, stride and alignment."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from fp8core.runtime.plans import Plan, QuantizeNumbers
 
 
 class ElementwiseConfig(NamedTuple):
-    """What a block handles: ``height`` rows (-1: all) of ``width`` columns (0: all), whole groups side by side."""
+    """The panel of a block: ``height`` rows (-1: all) of ``width`` columns (0: all), whole groups side by side."""
 
     threads: int
     height: int
@@ -19,7 +19,7 @@ class ElementwiseConfig(NamedTuple):
 
 
 def config_of(problem: Quantize) -> ElementwiseConfig:
-    """Return the piece of a block: for loads that stay together."""
+    """Return the panel of a block, with a shape for coalesced loads."""
     group = problem.group_shape
     if problem.static:
         return ElementwiseConfig(256, 16, 256, 1)

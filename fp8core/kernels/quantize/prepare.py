@@ -1,4 +1,4 @@
-"""What the kernels of quantization share: their arguments, the constants of all, and how one is made ready."""
+"""The common parts of quantizing kernels: arguments, constants and preparation."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from fp8core.table import Launch
 
 
 class QuantizeArgs(NamedTuple):
-    """The arguments of every kernel of quantization; strides are in elements."""
+    """The arguments of every quantizing kernel; strides are in elements."""
 
     x: Pointer
     x_stride: Int64
@@ -39,7 +39,7 @@ def prepare(
     cluster: int = 1,
     cooperative: bool = False,
 ) -> launches.Launcher:
-    """Return one of the kernels, compiled with ``constants`` and what all of them are compiled with."""
+    """Return one of the kernels, compiled with ``constants`` and the constants of all of them."""
     common = {
         "FP8_INPUT": TYPE[problem.x],
         "FP8_FORMAT": FORMAT[problem.data],
@@ -68,7 +68,7 @@ Chosen = tuple[launches.Launcher, launches.Grid]
 
 
 def plan_of(cols: int, choose: Callable[[QuantizeNumbers], Chosen]) -> Plan[QuantizeNumbers]:
-    """Return the plan whose launches are of the kernel and the grid that ``choose`` gives for their numbers."""
+    """Return a plan for whose numbers ``choose`` gives the kernel and the grid of a launch."""
 
     def bind(numbers: QuantizeNumbers) -> Launch:
         run, grid = choose(numbers)
@@ -78,6 +78,6 @@ def plan_of(cols: int, choose: Callable[[QuantizeNumbers], Chosen]) -> Plan[Quan
 
 
 def folded(blocks: int) -> tuple[int, int]:
-    """Return so many blocks of rows over y and z of a grid."""
+    """Return a number of blocks along the rows, folded over y and z of a grid."""
     folds = max(ceil_div(blocks, limits.BLOCKS_ALONG_YZ), 1)
     return ceil_div(blocks, folds), folds

@@ -1,4 +1,4 @@
-"""Tokens, groups and blocks that fit registers, and given scales: every element is read once and written once."""
+"""Tokens, groups and blocks that fit into registers, and given scales: every element is read once and written once."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from fp8core.runtime.plans import Plan, QuantizeNumbers
 
 
 def by_rows(problem: Quantize, configured: Callable[[Quantize, int], Callable[[int], Chosen]]) -> Plan[QuantizeNumbers]:
-    """Return the plan of kernels that differ by how many rows there are, each compiled when so many first come up."""
+    """Return a plan with different kernels for different numbers of rows, each compiled when it is first needed."""
     bounds = row_bounds(problem)
 
     @cache
@@ -32,7 +32,7 @@ def plan_rowwise(problem: Quantize) -> Plan[QuantizeNumbers]:
 
 
 def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
-    """Return what gives the kernel for up to ``most_rows`` rows, and the grid for some of them."""
+    """Return a function of a number of rows, up to ``most_rows``, that gives the kernel and the grid."""
     cols, tile = problem.cols, tile_of(problem, most_rows)
     config = rowwise_config(problem, tile, most_rows)
     if tile.rows == 1 and problem.group_shape.cols < 0:
@@ -54,5 +54,5 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
     block_rows = config.threads * config.blocks // config.team // config.teams_x * tile.rows
     across = max(ceil_div(cols, span), 1) * config.blocks
 
-    # Blocks side by side run together: memory is read and written row by row.
+    # Blocks side by side run concurrently, so memory is read and written row by row.
     return lambda rows: (run, (across, *folded(ceil_div(rows, block_rows))))

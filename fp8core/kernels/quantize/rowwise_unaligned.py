@@ -1,4 +1,4 @@
-"""What `rowwise` does, where rows may begin at any element."""
+"""`rowwise` for rows that may begin at any element."""
 
 from collections.abc import Callable
 
@@ -16,16 +16,16 @@ def plan_rowwise_unaligned(problem: Quantize) -> Plan[QuantizeNumbers]:
 
 
 def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
-    """Return what gives the kernel for up to ``most_rows`` rows, and the grid for some of them."""
+    """Return a function of a number of rows, up to ``most_rows``, that gives the kernel and the grid."""
     tile = tile_of(problem, most_rows)
     config = rowwise_config(problem, tile, most_rows)
-    # The last tile of a row has the elements behind its whole vectors; a group has its columns and no more.
+    # The last tile of a row also has the elements after its whole vectors; a group has only its columns.
     across = ceil_div(problem.cols, tile.vecs * VEC8)
     if problem.group_shape.cols < 0:
         across = ceil_div(problem.cols // VEC8, tile.vecs)
     across = max(across, 1)
     if across == 1 and tile.rows == 1:
-        tile = Tile(1, config.team * config.vecs)  # of whatever columns
+        tile = Tile(1, config.team * config.vecs)  # for any number of columns
     teams = config.threads // config.team
     constants = {
         "FP8_TEAM": config.team,
@@ -38,7 +38,7 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
     in_warps = config.team <= WARP_TEAM and config.team * config.vecs == tile.vecs
     slim = in_warps and has_groups(problem) and few(problem, most_rows)
     run = prepare(problem, "groups_unaligned" if slim else "rowwise_unaligned", config.threads, constants)
-    without_groups = not problem.cols and problem.group_shape.cols > 0  # so without scales, too
+    without_groups = not problem.cols and problem.group_shape.cols > 0  # and so no scales
 
     def sized(rows: int) -> Chosen:
         down = 0 if without_groups else ceil_div(rows, tile.rows)

@@ -1,4 +1,4 @@
-"""Which kernel quantizes a problem."""
+"""The kernels of quantization."""
 
 from typing import Final
 
@@ -70,4 +70,4 @@ QUANTIZE: Final = Table(
     ),
     Kernel("elementwise", (ON_A_GPU,), plan_elementwise),
 )
-"""By preference: kernels that read everything once, one that may read a part twice, and the fallback."""
+"""In order of preference: kernels that read all elements once, one that may read a part twice, and the fallback."""

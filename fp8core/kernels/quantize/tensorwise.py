@@ -1,4 +1,4 @@
-"""One scale found for a whole tensor, in one launch: read once, or twice where the device cannot hold all of it."""
+"""One dynamic scale for a whole tensor, in one launch: read once, or partly twice if the device cannot hold it."""
 
 from bisect import bisect_left
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from fp8core.runtime.plans import Plan, QuantizeNumbers
 from fp8core.table import Launch
 
 STREAMS_KNOWN: Final = 4096
-"""Streams of which a launch remembers that they have room for its blocks."""
+"""Streams for which a launch remembers that they have room for its blocks."""
 
 
 def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
-    """Return the plan of cuda_src/quantize/tensorwise.cuh; where its blocks cannot all run at once, of elementwise."""
+    """Return the plan of cuda_src/quantize/tensorwise.cuh, or of elementwise where its blocks cannot be co-resident."""
     cols, multiprocessors = problem.cols, problem.target.multiprocessors
     configs = {flat: tensorwise_configs(problem, flat) for flat in (False, True)}
 
@@ -61,11 +61,12 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
 
 
 def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Launch:
-    """Return ``launch``, whose ``blocks`` have to run at once, or where they cannot what ``instead`` makes.
+    """Return ``launch``, whose ``blocks`` have to be co-resident, or the launch of ``instead`` where they cannot be.
 
-    A green context, or MPS, gives a stream some of the multiprocessors. The driver refuses the launch then, and nothing
-    has run. But a refusal while the stream is captured is the graph's, so a stream is asked before its first launch.
-    (An address that is later another stream's may be remembered wrongly: then the driver's refusal is what counts.)
+    With a green context or MPS, a stream has only some of the multiprocessors. The driver then refuses the launch, and
+    nothing has run. But while the stream is captured, a refusal would come only from the graph, so a stream is checked
+    before its first launch. (What is remembered may be wrong if a new stream gets the address of an old one: then the
+    driver refuses.)
     """
     known: set[int] = set()
     other = cache(instead)

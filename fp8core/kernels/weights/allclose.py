@@ -22,7 +22,7 @@ class AllCloseArgs(NamedTuple):
 
 
 def plan_all_close(problem: AllClose) -> Plan[AllCloseNumbers]:
-    """Return the plan of `ALL_CLOSE`: ``result`` is one int32, 1 when all are close to the first."""
+    """Return the plan of `ALL_CLOSE`: ``result`` is one int32, 1 if all scales are close to the first."""
     constants = {"FP8_THREADS": THREADS}
     launcher = jit.prepare(problem.target, "weights/all_close", "all_close", constants, AllCloseArgs, block=THREADS)
 
@@ -40,4 +40,4 @@ ALL_CLOSE: Final = Table(
 )
 """Whether every number equals the first or ``|x_i - x_0|`` is finite and at most ``1e-5 * |x_0|``.
 
-None are close, a NaN is not."""
+The answer is yes for no numbers, and no with a NaN."""

@@ -1,4 +1,4 @@
-"""The kernels that give values back: ``out = float(q) * scale``, formed in fp32 and rounded once."""
+"""The kernels that dequantize: ``out = float(q) * scale``, computed in fp32 and rounded once."""
 
 from typing import Final, NamedTuple
 
@@ -13,7 +13,7 @@ from fp8core.table import Kernel, Launch, Table
 
 THREADS: Final = 256
 ROWS_IN_FLIGHT: Final = 2
-"""Of a thread; DEQUANTIZE_ROWS in the source."""
+"""Rows of a thread; DEQUANTIZE_ROWS in the source."""
 
 
 class DequantizeArgs(NamedTuple):
@@ -32,7 +32,7 @@ class DequantizeArgs(NamedTuple):
 
 
 def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
-    """Return the plan of `DEQUANTIZE`; a result below 2**-126 may come as zero of its sign."""
+    """Return the plan of `DEQUANTIZE`; a result below 2**-126 may become a zero of its sign."""
     vector = max(1, min(problem.alignment, 16) // ITEMSIZE[problem.out])
     across = threads_across(ceil_div(problem.cols, vector), THREADS)
     cols, column_tiles = problem.cols, ceil_div(problem.cols, across * vector)

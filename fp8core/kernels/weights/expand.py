@@ -1,4 +1,4 @@
-"""One scale a shard, written once a row."""
+"""Expands one scale per shard to one scale per row."""
 
 from typing import Final, NamedTuple
 
@@ -26,7 +26,7 @@ class ExpandArgs(NamedTuple):
 
 
 def plan_expand(problem: Expand) -> Plan[ExpandNumbers]:
-    """Return the plan of `EXPAND`: ``out`` has ``sum(widths)`` contiguous fp32."""
+    """Return the plan of `EXPAND`: ``out`` has ``sum(widths)`` contiguous fp32 numbers."""
     capacity = capacity_of(problem.shards)
     launcher = jit.prepare(
         problem.target,

@@ -1,4 +1,4 @@
-"""The same real values in the other E4M3."""
+"""Conversion to the other E4M3 format with the same real values."""
 
 from typing import Final, NamedTuple
 
@@ -13,7 +13,7 @@ from fp8core.table import Kernel, Launch, Requirement, Table
 
 THREADS: Final = 256
 VECTORS_IN_FLIGHT: Final = 2
-"""Of a thread; NORMALIZE_VECTORS in the source."""
+"""Vectors of a thread; NORMALIZE_VECTORS in the source."""
 
 
 class NormalizeArgs(NamedTuple):
@@ -62,5 +62,5 @@ NORMALIZE: Final = Table(
     Kernel("host", (platform("host"), _E4M3), host.plan_normalize),
 )
 """fn to fnuz: 0x80 becomes 0x00, 0x7f and 0xff become 0x80, scales double. fnuz to fn: 0x80 becomes 0x7f, 0x7f and
-0xff (±240) become 0x7e and 0xfe (±448), scales halve. All other codes stay. One launch for codes and scales, in place
-or not."""
+0xff (±240) become 0x7e and 0xfe (±448), scales halve. All other codes stay the same. One launch converts codes and
+scales, in place or not."""

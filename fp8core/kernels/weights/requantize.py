@@ -1,4 +1,4 @@
-"""Fused shards re-expressed at the largest of their scales; `REQUANTIZE` says what is exact and what corners give."""
+"""Requantization of fused shards to the largest of their scales; `REQUANTIZE` documents exactness and corner cases."""
 
 from typing import Final, NamedTuple
 
@@ -14,7 +14,7 @@ from fp8core.table import Kernel, Launch, Table
 
 THREADS: Final = 256
 ROWS_IN_FLIGHT: Final = 2
-"""Of a thread; REQUANTIZE_ROWS in the source."""
+"""Rows of a thread; REQUANTIZE_ROWS in the source."""
 
 
 class RequantizeArgs(NamedTuple):
@@ -36,7 +36,7 @@ class RequantizeArgs(NamedTuple):
 def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
     """Return the plan of `REQUANTIZE`.
 
-    A launch writes ``max_scale``, and ``out`` where it is another array than ``weight`` or where codes change.
+    A launch writes ``max_scale``, and ``out`` if it is another array than ``weight``, or otherwise where codes change.
     """
     vector = 16 if problem.alignment >= 16 else 1
     capacity = capacity_of(problem.shards)
@@ -76,12 +76,12 @@ REQUANTIZE: Final = Table(
 )
 """``code = encode(RN(RN(float(code) * scale of its shard) * RN(1 / max_scale)))``, clamped, in one launch.
 
-``max_scale`` is the largest scale, zero-width shards' included, NaN if one is NaN. The codes stay as they are
+``max_scale`` is the largest scale, including those of zero-width shards, or NaN if any is NaN. The codes stay the same
 
 - in shards whose scale is ``max_scale``;
-- everywhere with one scale, and where a scale after the first is the mark "unset" (the lowest float, or anything
+- everywhere with one scale, or if a scale after the first is the mark "unset" (the lowest float, or anything
   ≤ -448: the checkpoint was fused on disk): ``max_scale`` is then the first scale;
-- everywhere when ``max_scale`` is 0 (or below 2**-126), infinite or NaN: no code could say it better.
+- everywhere if ``max_scale`` is 0 (or below 2**-126), infinite or NaN: no code could represent it better.
 
 Formula: static quantization (vLLM's ``requantize_with_max_scale``) of the shard dequantized in fp32, not fp16.
 """

@@ -1,4 +1,4 @@
-"""What kernels over fused shards share: where each shard ends, by value in the arguments."""
+"""The common part of kernels over fused shards: the end of each shard, passed by value in the arguments."""
 
 from itertools import accumulate
 from typing import Final
@@ -16,11 +16,11 @@ FEW_SHARDS: Final = Requirement(
 
 
 def capacity_of(shards: int) -> int:
-    """Return the least capacity that holds so many shards."""
+    """Return the least capacity that holds ``shards`` shards."""
     return next(capacity for capacity in CAPACITIES if shards <= capacity)
 
 
 def ends_of(widths: tuple[int, ...], capacity: int) -> tuple[int, ...]:
-    """Return the rows up to and with each shard, the largest int32 behind the last one."""
+    """Return the number of rows up to the end of each shard, and the largest int32 after the last one."""
     ends = tuple(accumulate(widths))
     return ends + (NO_END,) * (capacity - len(ends))

@@ -1,7 +1,7 @@
-"""Kernels run on the CPU: their text compiled as C++, threads as fibers (engine.cpp says what is checked).
+"""Runs kernels on the CPU: their source is compiled as C++, and threads are fibers (engine.cpp says what is checked).
 
-`Emulator.prepare` stands in for `jit.prepare`, so the plans of `fp8core.kernels` run as they are: same
-text, same constants, same grids, with addresses of NumPy arrays.
+`Emulator.prepare` replaces `jit.prepare`, so the plans of `fp8core.kernels` run unchanged: with the same
+source, constants and grids, and with addresses of NumPy arrays.
 """
 
 import ctypes
@@ -33,27 +33,27 @@ FLAGS = (
     "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
 )
 LINKED = ("-shared", "-nostdlib", "-lgcc")
-"""Flags of a kernel's library: the engine has the hooks that libubsan would bring, and brings the system's libraries."""
+"""Linker flags of a kernel's library: the engine defines libubsan's hooks, and links the system's libraries."""
 ENGINE_LINKED = ("-Wl,--no-as-needed", "-lm", "-lc")
 CUDA = Target("cuda", 90, 0, 4, 32, 200_000)
 CUDA_80 = CUDA._replace(arch=80)
 HIP_64 = Target("hip", 0x942, 0, 4, 64, 65_536)
 HIP_32 = Target("hip", 0x1201, 0, 4, 32, 65_536)
-"""Made-up devices of few multiprocessors, so that grids stay small."""
+"""Invented devices with few multiprocessors, so that grids stay small."""
 
 
 class EmulationError(Exception):
-    """What the engine reports: an access, a race or a barrier that is wrong, with where in the kernel."""
+    """An error that the engine reports: a wrong access, race or barrier, with its place in the kernel."""
 
 
 class Kernel(NamedTuple):
-    """A compiled entry."""
+    """A compiled kernel."""
 
     path: Path
     library: ctypes.CDLL
     call: int
     parameters: tuple[tuple[str, int], ...]
-    """The kind (P pointer, i integer, f float, s struct) and the bytes of each parameter."""
+    """The kind (P pointer, i integer, f float, s struct) and the size in bytes of each parameter."""
 
 
 class Emulator:
@@ -62,13 +62,13 @@ class Emulator:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.flush_subnormals: bool | None = None
-        """Whether fp32 subnormals become zero; None for what the platform's compile options say."""
+        """Whether fp32 subnormals become zero; None to follow the platform's compile options."""
         self.schedule = Schedule()
         self.reads_need_fences = True
-        """Whether TMA may only write what threads have read after a ``fence.proxy.async`` of theirs."""
+        """Whether threads that have read memory need a ``fence.proxy.async`` before TMA may write there."""
         self.watched: Memory | None = None
         self.launches: list[str] = []
-        """The entries launched so far."""
+        """The names of the kernels launched so far."""
         self._kernels: dict[str, Kernel] = {}
         self._includes: dict[str, str] = {}
         engine = self._build(
@@ -83,7 +83,7 @@ class Emulator:
 
     @contextmanager
     def watch(self) -> Iterator[Memory]:
-        """Give a `Memory` whose arrays are all that launches may touch meanwhile; its guards are checked at the end."""
+        """Give a `Memory`: within the block launches may touch only its arrays; at the end its guards are checked."""
         self.watched = Memory()
         try:
             yield self.watched
@@ -107,7 +107,7 @@ class Emulator:
         all_shared: bool = False,
         **extents: int,
     ) -> "Launcher":
-        """Return a launcher as `jit.prepare` does; its addresses are the host's."""
+        """Return a launcher as `jit.prepare` does, but for addresses of host memory."""
         request = jit.compile_request(target, source, entry, constants)
         kernel = self.compile(
             request.text, tuple(o for o in request.options if o.startswith("-D")), request.entry, target
@@ -122,7 +122,7 @@ class Emulator:
         return Launcher(self, kernel, entry, items, shape, shared_bytes, target.warp, together, flush, hip)
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
-        """Return the kernel ``entry`` of a flat text; raises EmulationError with the compiler's words."""
+        """Return the kernel ``entry`` of a flat source; raises EmulationError with the compiler's output."""
         whole = as_cpp(text, defines, entry, self._words(target))
         if whole not in self._kernels:
             path = self._build(entry, whole, (*FLAGS, *LINKED, f"-I{HERE}"), (str(self._engine_path),))
@@ -135,8 +135,8 @@ class Emulator:
         return self._kernels[whole]
 
     def _words(self, target: Target) -> str:
-        """Return the name of what every kernel of a target includes, which is compiled once: to read it takes half of
-        the time that a kernel's compilation takes."""
+        """Return the name of the header that every kernel of a target includes. It is precompiled, since parsing it
+        takes half of the time of a kernel's compilation."""
         define = f"#define __gfx{target.arch:x}__ 1\n" if target.platform == "hip" else ""
         if define not in self._includes:
             text = f'{define}#include "words.h"\n'
@@ -146,7 +146,7 @@ class Emulator:
     def _build(
         self, name: str, text: str, flags: tuple[str, ...], libraries: tuple[str, ...] = (), suffix: str = ".so"
     ) -> Path:
-        """Return the library, or the precompiled header, that a text is compiled to."""
+        """Return the path of the library or precompiled header compiled from a text; compile it if it is missing."""
         if COMPILER is None:
             raise EmulationError("the emulation needs g++")
         key = hashlib.sha256("\0".join((text, *flags, *libraries)).encode())
@@ -164,7 +164,7 @@ class Emulator:
             if suffix == ".so":
                 source.unlink()
             else:
-                source.rename(path.with_suffix(""))  # the header that is found precompiled
+                source.rename(path.with_suffix(""))  # the compiler looks for the .gch beside this header
             made.rename(path)
         return path
 
@@ -200,7 +200,7 @@ class Emulator:
 
 
 class Launcher:
-    """A kernel with its block; called as `launches.Launcher` is."""
+    """A kernel with its block size, with the interface of `launches.Launcher`."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class Launcher:
         self._emulator.launch(self._kernel, self.entry, launch)
 
     def bind(self, grid: tuple[int, int, int], *numbers: Any) -> Callable[..., None]:
-        """Return the launch that wants the stream and the addresses, as `launches.Launcher.bind` does."""
+        """Return a function that launches, given the stream and the addresses, as `launches.Launcher.bind` does."""
 
         def bound(stream: int, *addresses: Any) -> None:
             rest, given = list(numbers), list(addresses)

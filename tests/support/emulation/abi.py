@@ -1,4 +1,4 @@
-"""What engine.h declares, for ctypes: a launch, the arrays that it may touch, and the schedule of its threads."""
+"""The ctypes structures of engine.h: a launch, the arrays that it may touch, and the schedule of its threads."""
 
 import ctypes
 from typing import Literal, NamedTuple
@@ -33,17 +33,17 @@ class Launch(ctypes.Structure):
 
 
 class Schedule(NamedTuple):
-    """The order in which threads run, and when what is asynchronous happens (EmulatedSchedule of engine.h)."""
+    """The order in which threads run, and when asynchronous operations happen (EmulatedSchedule of engine.h)."""
 
     order: Literal["next", "first", "last", "groups", "any"] = "next"
-    """Of the threads that can run: the next one; always the first (a block's loaders are far ahead), or the last; 128
-    threads before 128 others, drawn by the seed; any."""
+    """Which of the threads that can run is next: the following one; always the first (a block's loaders are far ahead),
+    or the last; the first in an order of groups of 128 threads that the seed draws; or a random one."""
     landing: Literal["at once", "late", "sometime"] = "at once"
-    """Whether copies land and stores read when they are asked for, when nothing else can go on, or in between."""
+    """When copies land and stores read: when they are issued, when no thread can run, or at a random time between."""
     seed: int = 0
 
     def numbers(self) -> tuple[int, int, int]:
-        """Return what the engine takes."""
+        """Return the fields of the engine's EmulatedSchedule."""
         orders, landings = ("next", "first", "last", "groups", "any"), ("at once", "late", "sometime")
         return orders.index(self.order), landings.index(self.landing), self.seed
 

@@ -7,7 +7,7 @@
 #define __HIP_MEMORY_SCOPE_AGENT 4
 #define __HIP_MEMORY_SCOPE_SYSTEM 5
 
-// ---- where a thread is; a grid's size counts threads
+// ---- indices of a thread; a grid's size counts threads
 
 #define EMULATED_AXIS(axis)                                                                                         \
     EMULATED unsigned __builtin_amdgcn_workitem_id_##axis() { return emulation_thread()->thread.axis; }             \
@@ -70,14 +70,14 @@ struct __align__(4 * sizeof(T)) EmulatedVector<T, 4> {
 EMULATED float __builtin_amdgcn_exp2f(float x) { return __builtin_exp2f(x); }
 EMULATED float __builtin_amdgcn_rcpf(float x) { return 1.0f / x; }
 EMULATED float __builtin_amdgcn_rsqf(float x) { return rsqrtf(x); }
-// The middle of three; with a NaN among them, the least of the others.
+// The median of three; if one is NaN, the least of the others.
 EMULATED float __builtin_amdgcn_fmed3f(float x, float y, float z) {
     if (x != x || y != y || z != z) return __builtin_fminf(__builtin_fminf(x, y), z);
     return __builtin_fmaxf(__builtin_fminf(x, y), __builtin_fminf(__builtin_fmaxf(x, y), z));
 }
 
-// ---- FP8: fnuz formats on gfx942, OCP formats on gfx950 and gfx12. A value past the largest number becomes NaN, or
-// Inf in e5m2; a NaN keeps its sign. Written with doubles, so that it shares nothing with the kernels' conversion.
+// ---- FP8: fnuz formats on gfx942, OCP formats on gfx950 and gfx12. A value above the largest number becomes NaN, or
+// Inf in e5m2; a NaN keeps its sign. The code uses doubles, so that it is independent of the kernels' conversion.
 
 #if defined(__gfx942__)
 constexpr bool EMULATED_FNUZ = true;

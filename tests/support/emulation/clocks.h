@@ -1,5 +1,6 @@
-// What a thread knows that has happened. Without mbarriers: what was before the block's last barrier, and before the last
-// __syncwarp of its own warp. With them each thread has a vector clock, which barriers of every kind carry on.
+// Which accesses happened before those of the current thread. In a launch without mbarriers: those before the block's
+// last barrier, and those of its warp before the last __syncwarp. With mbarriers each thread has a vector clock, and
+// barriers of all kinds join clocks.
 #pragma once
 #include "state.h"
 
@@ -27,7 +28,7 @@ void join(Clock &into, const Clock &from) {
     join(into.used, from.used);
 }
 
-// What the current thread did so far is known to whoever joins its clock from here on.
+// Threads that join this thread's clock from now on know all its accesses so far.
 void publish(Thread &t) { t.clock.known[t.index] = static_cast<int32_t>(now++); }
 
 void begin_clocks() {
@@ -36,7 +37,7 @@ void begin_clocks() {
     for (Thread &t : threads) clear(t.clock);
 }
 
-// Some threads have met: each knows what any of them did.
+// Some threads have synchronized: each knows the accesses of all of them.
 template <class Threads>
 void meet(const Threads &met) {
     Clock all;
@@ -49,7 +50,7 @@ void meet(const Threads &met) {
     for (Thread *t : met) t->clock = all;
 }
 
-// Whether the current thread knows what one of a block (or a copy) did at a time.
+// Whether the current thread knows an access of a block's thread (or copy) at a time.
 bool known(const Block &block, uint16_t who, uint32_t when) {
     const Thread &self = *current;
     const bool own = &block == self.block;
@@ -59,7 +60,8 @@ bool known(const Block &block, uint16_t who, uint32_t when) {
         return own && who < BY_BARRIER && who / launch->warp == self.number / launch->warp && when < self.warp->synced;
     return static_cast<uint32_t>(self.clock.known[clock_index(block, who)]) >= when;
 }
-// The same of what it is about to let TMA or the tensor cores access: writes of threads take a fence.proxy.async.
+// Whether TMA and the tensor cores, if the current thread starts them, see that access: a thread's write needs a
+// fence.proxy.async.
 bool known_to_proxy(const Block &block, uint16_t who, uint32_t when) {
     if (who >= BY_BARRIER) return known(block, who, when);
     return static_cast<uint32_t>(current->clock.fenced[clock_index(block, who)]) >= when;

@@ -1,5 +1,5 @@
-// The words of cuda_src/ptx/cluster.cuh: blocks that run together are a cluster, whose barrier goes in rounds, and whose
-// threads store to the shared memory of others by st.async. The barrier is relaxed: it tells no thread what others did.
+// The functions of cuda_src/ptx/cluster.cuh. Blocks that run together are a cluster: it has a barrier with rounds, and
+// threads store to other blocks' shared memory by st.async. The barrier is relaxed: it does not order accesses.
 #pragma once
 #include "copies.h"
 

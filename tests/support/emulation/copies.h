@@ -1,25 +1,25 @@
-// Copies that are under way: by TMA and cp.async. The bytes of a load belong to nobody from where it is asked for to where
-// it lands, and then to who awaits its mbarrier; those of a store may not be written until its reading is awaited. When
-// they land, and stores read, is the schedule's choice: at once, as late as can be, or in between.
+// Asynchronous copies, by TMA, cp.async and st.async. No thread may access the bytes of a load until it has landed and
+// the thread has awaited its mbarrier. The bytes of a store may not be written until its read is awaited. The schedule
+// decides when loads land and stores read: at once, as late as possible, or in between.
 #pragma once
 #include "mbarriers.h"
 
 namespace {
 
-// What a test writes into a tensor map (hopper.h).
+// The content of a tensor map, as tests write it (hopper.py).
 struct Map {
     long long memory, rows, columns, stride, box_rows, box_columns, item, swizzled;  // columns in bytes
 };
 
 struct Flight {
     Block *to;
-    unsigned address, barrier;  // in that block
+    unsigned address, barrier;  // in the block `to`
     Map map;
     int column, row;  // column in bytes
-    std::vector<Copy> copies;  // of cp.async, in the place of a box
+    std::vector<Copy> copies;  // of cp.async, instead of a box
     Thread *by;
     uintptr_t site;
-    std::vector<unsigned char> stored;  // by st.async, in the place of a box
+    std::vector<unsigned char> stored;  // by st.async, instead of a box
 };
 std::vector<Flight> flights;
 
@@ -27,7 +27,7 @@ unsigned swizzled(unsigned address, long long row_bytes) {
     return address ^ (address >> 7 & (static_cast<unsigned>(row_bytes) / 16 - 1)) << 4;
 }
 
-// The 16 bytes (or fewer) at a time of a box, with where they are in shared memory and in the tensor; `inside` of them are.
+// Visits a box in parts of up to 16 bytes: addresses in shared memory and in the tensor, and bytes inside the tensor.
 template <class Visit>
 void each_part(const Map &map, unsigned address, int column, int row, const Visit &visit) {
     for (long long i = 0; i < map.box_rows; i++)
@@ -40,7 +40,7 @@ void each_part(const Map &map, unsigned address, int column, int row, const Visi
         }
 }
 
-// Marks bytes that the current thread has copied into: an access like a write of its own, of another proxy.
+// Marks bytes into which the current thread starts a copy: like a write by the thread, but by another proxy.
 void begin_write(Block &block, size_t index, size_t bytes, uintptr_t site, bool proxy) {
     check_async_reads(block, index, bytes, site);
     for (size_t i = 0; i < bytes; i++) {
@@ -101,12 +101,12 @@ void land(size_t which) {
 
 bool land_one() {
     if (flights.empty()) return false;
-    // Late ones in any order: what was asked for last may come first.
+    // Copies land in any order: the last issued may land first.
     land(draw() % flights.size());
     return true;
 }
 
-// Shared memory that is read until the thread awaits it.
+// Marks shared memory as being read until the current thread awaits the read.
 void begin_read(size_t begin, size_t end, const char *what, uint32_t group) {
     Block &block = *current->block;
     block.reads_low = std::min(block.reads_low, begin);
@@ -123,7 +123,7 @@ void end_reads(const char *what, uint32_t group) {
         if (r.by == current && r.what == what && !r.done && r.group <= group) r.done = now;
 }
 
-// Reports bytes that the current thread may not give to TMA or the tensor cores yet.
+// Reports bytes that TMA or the tensor cores may not read yet.
 void check_proxy_read(const Block &block, size_t index, size_t bytes, bool loose, const char *what, uintptr_t site) {
     for (size_t i = 0; i < bytes; i++) {
         const Cell &cell = block.cells[index + i];
@@ -150,7 +150,7 @@ void read_store(Store &s) {
     s.read = true;
 }
 
-// What a thread may not leave behind, and a block.
+// Reports asynchronous operations that are not awaited when a thread returns, or when blocks end.
 void check_return() {
     const Thread &t = *current;
     if (!t.issued.empty()) fail(t.site, "returns while products are under way");
@@ -257,7 +257,7 @@ void emulation_remote_store(unsigned to, const void *values, int bytes, unsigned
     if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
     give_way();
 }
-// Of this thread: it ends only when all that it copied is in.
+// Awaits the cp.async copies of the current thread.
 void emulation_words_wait() {
     if (!current->copies.empty()) fail(SITE, "waits for words that no mbarrier counts");
     for (size_t i = flights.size(); i-- > 0;)

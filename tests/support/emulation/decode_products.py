@@ -1,4 +1,4 @@
-"""Products by sm90_decode and sm90_decode_rows that are emulated, one launch each, against float64."""
+"""Checks emulated products of sm90_decode and sm90_decode_rows, one launch each, against float64."""
 
 import math
 from typing import Any, NamedTuple
@@ -32,13 +32,13 @@ from support.emulation.running import FLOATS
 
 E4M3FN = "float8_e4m3fn"
 SLACK = 64
-"""NaN before and behind the codes of an operand: kernels may read the words of 16 bytes that hold its first and last."""
+"""Bytes of NaN before and after an operand: kernels may read the whole 16-byte words of its first and last codes."""
 OUT_SCALE = 0.5
 TARGET = Target("cuda", 90, 0, 132, 32, 227 << 10)
 
 
 class DecodeProduct(NamedTuple):
-    """What is launched, and how it is laid out: by default scales of each row of both operands, a bfloat16 result."""
+    """A product and the layout of its operands; by default, scales are per row, and the result is bfloat16."""
 
     config: DecodeConfig | None
     shape: tuple[int, int, int]
@@ -49,16 +49,17 @@ class DecodeProduct(NamedTuple):
     beta: float = 0.0
     amax: bool = False
     gaps: tuple[int, int, int] = (0, 0, 0)
-    """Codes, or elements, between the rows of a, of b and of the result."""
+    """Elements between the rows of a, of b and of the result."""
     offsets: tuple[int, int, int] = (0, 0, 0)
-    """Bytes of their addresses past aligned ones."""
+    """Offsets of a, b and the result from aligned addresses, in bytes."""
     early: bool = True
-    """Whether the weight may be read before the kernel before has ended."""
+    """Whether the weight may be read before the previous kernel has ended."""
     x: str = ""
-    """The dtype of a where it comes in 16 bits and blocks quantize it, per token; laid out as the layer is then."""
+    """The 16-bit dtype of a if the kernel quantizes it, per token; empty if a has codes. With it the kernel is that of
+    the fused layer."""
 
     def check(self, memory: Memory) -> None:
-        """Launch it on arrays of ``memory``; assert that every result is as near as its dtype and fp32 sums allow."""
+        """Launch on arrays of ``memory``, and assert that every error is within that of the dtype and of fp32 sums."""
         (m, n, k), random = self.shape, np.random.default_rng(7)
         codes_b = codes(n, k, E4M3FN, 1)
         scale_a, strides_a, wide_a = _scales(random, self.scales[0], m, k)
@@ -107,7 +108,7 @@ class DecodeProduct(NamedTuple):
 
 
 def _pointer(memory: Memory, rows: np.ndarray, stride: int, offset: int) -> int:
-    """Return the address of a copy in rows ``stride`` apart, ``offset`` bytes past an aligned one, among NaN."""
+    """Copy rows to a stride of ``stride`` elements among NaN; return the address, ``offset`` bytes off alignment."""
     count, size = len(rows), rows.dtype.itemsize
     whole = np.full(2 * SLACK + count * stride * size + offset, 0xFF, np.uint8)
     begin = SLACK + offset
@@ -119,7 +120,7 @@ def _pointer(memory: Memory, rows: np.ndarray, stride: int, offset: int) -> int:
 def _scales(
     random: np.random.Generator, granularity: Granularity, rows: int, k: int
 ) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
-    """Return scales, k last, their strides, and one for each element."""
+    """Return scales with k as the last axis, their strides, and the scales expanded to one for each element."""
     group = {"tensor": PER_TENSOR, "row": PER_TOKEN, "group": GROUP_128, "block": BLOCK_128}[granularity]
     made = ((random.random(group.scale_shape(rows, k)) + 0.5) / 64).astype(np.float32)
     strides = {"tensor": (0, 0), "row": (1, 0)}.get(granularity, (-(-k // BLOCK), 1))

@@ -1,7 +1,7 @@
-// Runs kernels that were compiled as C++ (words.h): every thread of a block is a fiber, and one runs at a time until
-// it waits. Blocks run one after another, those of a cluster or of a cooperative grid together. Kernels are compiled with
-// -fsanitize=kernel-address, which calls hooks.h before every access; memory.h says what is checked, and of what Hopper
-// does beside its threads clusters.h, mbarriers.h, copies.h and tensor_cores.h.
+// Runs kernels that were compiled as C++ (words.h): every thread of a block is a fiber, and one fiber at a time runs
+// until it waits. Blocks run one after another, those of a cluster or of a cooperative grid together. Kernels are
+// compiled with -fsanitize=kernel-address, which calls hooks.h before every access. memory.h checks accesses;
+// clusters.h, mbarriers.h, copies.h and tensor_cores.h implement and check Hopper's asynchronous operations.
 #include "clusters.h"
 #include "hooks.h"
 #include "tensor_cores.h"
@@ -92,7 +92,7 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
     block.readers.clear();
     block.free_readers.clear();
     block.barriers.clear();
-    block.barriers.reserve(MOST_BARRIERS);  // threads that wait hold their addresses
+    block.barriers.reserve(MOST_BARRIERS);  // waiting threads hold the addresses of barriers
     for (Named &named : block.named) named.arrived = 0;
     block.reads.clear();
     block.reads_low = SIZE_MAX;
@@ -168,7 +168,7 @@ int emulation_launch(EmulatedLaunch *asked) {
     clocked = false;
     random_state = 0x9E3779B97F4A7C15ull * (asked->schedule.seed + 1);
     if (now > INT32_MAX / 2) {
-        // Cells remember times: begin anew with fresh ones.
+        // Cells hold times, so restart the time with new cells.
         now = 0;
         blocks.clear();
     }

@@ -65,11 +65,11 @@ extern "C" void emulation_switch(void **save, void *load) asm("emulation_switch"
 
 namespace {
 
-// Returns the stack pointer of a fiber that begins in `start` on the stack that ends at `top`, a multiple of 16.
+// Returns the stack pointer of a fiber that starts with `start`; its stack ends at `top`, a multiple of 16.
 void *fresh_stack(void *end, void (*start)()) {
     auto *top = static_cast<uint64_t *>(end);
 #if defined(__x86_64__)
-    // The function's return address comes first, so that the stack is as after a call: 8 past a multiple of 16.
+    // A return address comes first, so that the alignment is that after a call: 8 past a multiple of 16.
     *--top = 0;
     *--top = reinterpret_cast<uint64_t>(start);
     top -= SAVED;
@@ -82,7 +82,7 @@ void *fresh_stack(void *end, void (*start)()) {
     return top;
 }
 
-// Sets whether fp32 subnormals count as zero; returns what restores the mode.
+// Sets whether fp32 subnormals are flushed to zero; returns the previous mode, to restore it.
 uint64_t flush_subnormals(bool flush) {
 #if defined(__x86_64__)
     unsigned saved = __builtin_ia32_stmxcsr();

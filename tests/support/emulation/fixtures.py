@@ -1,4 +1,4 @@
-"""Pytest fixtures over the emulator; test modules import what they use."""
+"""Pytest fixtures of the emulator; test modules import those that they use."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from support.kept import kept_folder
 
 @pytest.fixture(scope="session")
 def emulation_session(request: pytest.FixtureRequest) -> Emulator:
-    """Return the emulator of the session; what it compiles is kept in pytest's cache under a hash of the text."""
+    """Return the emulator of the session; pytest's cache keeps its compiled libraries under hashes of their text."""
     if COMPILER is None:
         pytest.skip("the emulation of kernels needs g++, which is not installed")
     return Emulator(kept_folder(request, "emulation"))
@@ -19,7 +19,7 @@ def emulation_session(request: pytest.FixtureRequest) -> Emulator:
 
 @pytest.fixture
 def emulator(emulation_session: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[Emulator]:
-    """Return the emulator, standing in for `jit.prepare` during the test."""
+    """Return the emulator, which replaces `jit.prepare` during the test."""
     monkeypatch.setattr(jit, "prepare", emulation_session.prepare)
     emulation_session.flush_subnormals = None
     emulation_session.schedule = Schedule()

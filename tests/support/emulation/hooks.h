@@ -1,4 +1,4 @@
-// What the compiler's instrumentation of a kernel calls.
+// The hooks that the compiler's instrumentation of kernels calls.
 #pragma once
 #include "memory.h"
 
@@ -14,7 +14,7 @@ struct SanitizedGlobal {
 
 void __asan_register_globals(SanitizedGlobal *globals, size_t count) {
     for (size_t i = 0; i < count; i++) {
-        // translating.py declares a shared x as x_emulated_shared; other variables are the module's own.
+        // translating.py declares a shared x as x_emulated_shared; other variables are not shared.
         std::string name = globals[i].name, mark = "_emulated_shared";
         if (name.size() <= mark.size() || name.compare(name.size() - mark.size(), mark.size(), mark)) continue;
         name.resize(name.size() - mark.size());
@@ -24,7 +24,7 @@ void __asan_register_globals(SanitizedGlobal *globals, size_t count) {
 void __asan_unregister_globals(SanitizedGlobal *, size_t) {}
 void __asan_handle_no_return() {}
 
-// ---- -fsanitize=alignment, bounds, shift, ... call: each record begins with the place in the source
+// ---- -fsanitize=alignment, bounds, shift, ... call these: each record begins with the place in the source
 
 struct Place {
     const char *file;

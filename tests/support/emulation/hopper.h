@@ -1,5 +1,5 @@
-// What the headers of cuda_src/ptx have of Hopper, for the emulation: mbarriers, named barriers, TMA, wgmma and matrices. The
-// engine has what they do (mbarriers.h, copies.h, tensor_cores.h); addresses in shared memory are its numbers of 32 bits.
+// Replaces Hopper's PTX in the headers of cuda_src/ptx: mbarriers, named barriers, TMA, wgmma and matrices. The engine
+// implements them (mbarriers.h, copies.h, tensor_cores.h); addresses in shared memory are its 32-bit numbers.
 #pragma once
 
 DEVICE unsigned shared_address(const void* p) { return emulation_shared_address(p); }
@@ -15,7 +15,7 @@ DEVICE void remote_arrive(unsigned barrier) { emulation_mbarrier_arrive(barrier,
 DEVICE bool barrier_passed(unsigned barrier, unsigned parity) { return emulation_mbarrier_passed(barrier, parity); }
 DEVICE void barrier_wait(unsigned barrier, unsigned parity) { emulation_mbarrier_wait(barrier, parity); }
 
-// ---- named barriers, and registers, of which every thread has enough
+// ---- named barriers, and the exchange of registers, which the emulation ignores
 
 DEVICE void threads_arrive(int barrier, int threads) { emulation_named_barrier(barrier, threads, 0); }
 DEVICE void threads_sync(int barrier, int threads) { emulation_named_barrier(barrier, threads, 1); }
@@ -24,7 +24,7 @@ DEVICE void registers_give() {}
 template <int COUNT>
 DEVICE void registers_take() {}
 
-// ---- TMA: a map is what tests write into it
+// ---- TMA: tests write the tensor maps (hopper.py)
 
 struct alignas(64) TensorMap {
     long long memory, rows, columns, stride, box_rows, box_columns, item, swizzled, unused[8];  // columns in bytes
@@ -80,7 +80,7 @@ DEVICE void product_issue(float (&d)[sums], word64 a, word64 b, int keep) {
                       b_format == E5M2);
 }
 
-// With 64 rows of w in registers: four neighbours of a warp have two rows between them, four columns of each in a register.
+// With 64 rows of w in registers: each four neighbouring lanes share two rows; a register holds four columns of a row.
 template <int w_format, int a_format, int sums>
 DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, int keep) {
     unsigned rows[2][8];
@@ -91,9 +91,9 @@ DEVICE void product_issue(float (&d)[sums], const unsigned (&w)[4], word64 a, in
                               a_format == E5M2);
 }
 
-// ---- shared memory by its address, and matrices
+// ---- shared memory by 32-bit address, and matrices
 
-// ld.shared and st.shared, of one number or of neighbours.
+// ld.shared and st.shared of one number or of several adjacent ones.
 template <class... T>
 DEVICE void shared_load(unsigned address, T&... values) {
     const char* from = emulation_shared_place(address);
@@ -105,7 +105,7 @@ DEVICE void shared_store(unsigned address, T... values) {
     ((__builtin_memcpy(to, &values, sizeof values), to += sizeof values), ...);
 }
 
-// What is read may be of columns that a result does not have, where nothing was loaded.
+// Loads may read uninitialized memory: columns that the result does not have.
 DEVICE char* matrices_place(unsigned place, int matrix) {
     const int lane = emulation_thread()->lane;
     return emulation_shared_place(__shfl_sync(0xffffffffu, place, matrix * 8 + lane / 4) + lane % 4 * 4);
@@ -118,7 +118,7 @@ DEVICE void matrices_store(unsigned place, unsigned a, unsigned b, unsigned c, u
     const unsigned pairs[4] = {a, b, c, d};
     for (int i = 0; i < 4; ++i) __builtin_memcpy(matrices_place(place, i), &pairs[i], 4);
 }
-// Transposes an 8x8 matrix of which a lane has the columns 2 * (lane % 4) + {0, 1} of row lane / 4.
+// Transposes an 8x8 matrix; a lane holds the columns 2 * (lane % 4) + {0, 1} of row lane / 4.
 DEVICE unsigned warp_transpose(unsigned pair) {
     const int row = emulation_thread()->lane / 4, column = emulation_thread()->lane % 4 * 2;
     unsigned both = 0;

@@ -1,5 +1,5 @@
-"""The texts of sm90_tiled and sm90_decode for the emulation: hopper.h in the place of PTX, and C++ for what they have of
-assembly themselves."""
+"""The sources of sm90_tiled and sm90_decode for the emulation: hopper.h replaces the PTX headers, and C++ the kernels'
+own assembly."""
 
 import re
 import shutil
@@ -18,14 +18,14 @@ HEADER = Path(__file__).with_name("hopper.h")
 MAP = struct.Struct("=8q64x")
 OPERANDS = re.compile(r'"=?[frh]"\(')
 Edit = tuple[str, str]
-"""A regular expression that occurs once in the flat text, and what replaces it."""
+"""A regular expression that occurs once in the flat source, and its replacement."""
 TILED: tuple[Edit, ...] = (
     (r"DEVICE word64 descriptor_of\(unsigned low\) \{\n    word64 made;.*?\n\}\n", ""),
     (r"hardware_round_pair(?=<C::out_type>)", "emulated_round_pair"),
-    # One variable a declaration.
+    # One variable per declaration, as translating.py requires.
     (r"(__shared__ alignas\(8\) word64) (barriers\[.*?\]), (vector_barriers.*?;)", r"\1 \2; \1 \3"),
 )
-"""What sm90_tiled has of its own that the emulation does not."""
+"""Edits of sm90_tiled's own assembly, and of what the emulation cannot parse."""
 ROUNDS_OF_DECODE: tuple[Edit, ...] = (
     (r"hardware_round_pair(?=<C::out_type>\(sums)", "emulated_round_pair"),
     (r"hardware_round_pair(?=<C::out_type>\(values)", "emulated_round_pair"),
@@ -37,9 +37,9 @@ DECODE: dict[str, tuple[Edit, ...]] = {
         (r"(__shared__ alignas\(8\) float) (channel_scales\[.*?\]), (channel_biases.*?;)", r"\1 \2; \1 \3"),
     ),
 }
-"""The same of sm90_decode and sm90_decode_rows."""
+"""The edits of sm90_decode and sm90_decode_rows."""
 WITHOUT_ASSEMBLY = {"wgmma": ("columns_of", "product_of_block"), "transpose": ("quad_transpose",)}
-"""Of the headers that hopper.h replaces, the functions that are written in others."""
+"""By header that hopper.h replaces: the functions without assembly, which are kept."""
 
 
 SCHEDULES = [
@@ -51,11 +51,14 @@ SCHEDULES = [
     Schedule("groups", "sometime", 3),
     Schedule("any", "sometime", 4),
 ]
-"""Loaders as far ahead or as late as can be, warps that starve, copies at once, as late as can be and in between."""
+"""Schedules with loaders far ahead or late, with starving warps, and with copies that land at once, late or between."""
 
 
 def launching(emulator: Emulator, texts: Mapping[str, str], patch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Return what checks a product under a schedule, by these texts of kernels, or by another one of the first."""
+    """Return a function that checks a product under a schedule.
+
+    texts: by the name of a kernel's file, the source to run. The function's ``text``, if given, replaces the first one.
+    """
     others = sources.flatten
     for module in (tensor_maps, decode_unaligned):
         patch.setattr(module, "encode", encode_map)
@@ -74,23 +77,23 @@ def launching(emulator: Emulator, texts: Mapping[str, str], patch: pytest.Monkey
 def encode_map(
     pointer: int, rows: int, columns: int, stride: int, box_rows: int, box_columns: int = 128, item: int = 1
 ) -> bytes:
-    """Return a tensor map that hopper.h understands, in the place of `tensor_maps.encode`."""
+    """Return a tensor map for hopper.h; this replaces `tensor_maps.encode`."""
     swizzled = item == 1 and box_columns in tensor_maps.SWIZZLE
     return MAP.pack(pointer, rows, columns * item, stride, box_rows, box_columns * item, item, swizzled)
 
 
 def hopper_text(folder: Path, name: str, edits: Sequence[Edit] = ()) -> str:
-    """Return the flat text of ``cuda_src/<name>``; ``folder`` is one without cuda_src, or with the file that is meant.
+    """Return the flat source of ``cuda_src/<name>``, prepared in ``folder``, which is empty or contains that file.
 
     Raises:
-        AssertionError: an edit did not find its place.
+        AssertionError: the pattern of an edit does not occur exactly once.
     """
     shutil.copytree(sources.root() / "cuda_src", folder / "cuda_src", dirs_exist_ok=True)
     own = folder / "cuda_src" / "ptx"
     for header in ("tma", "wgmma", "transpose"):
         kept = "".join(_functions((own / f"{header}.cuh").read_text(), WITHOUT_ASSEMBLY.get(header, ())))
         (own / f"{header}.cuh").write_text(f'#pragma once\n#include "hopper.cuh"\n{kept}')
-    (own / "mbarrier.cuh").write_text("#pragma once\n")  # which platform.cuh includes
+    (own / "mbarrier.cuh").write_text("#pragma once\n")  # platform.cuh includes it
     words = HEADER.read_text().replace("#pragma once", '#pragma once\n#include "../platform.cuh"')
     (own / "hopper.cuh").write_text(words)
     text = _shared_accesses(sources.flatten_file(folder, f"cuda_src/{name}"))
@@ -101,17 +104,17 @@ def hopper_text(folder: Path, name: str, edits: Sequence[Edit] = ()) -> str:
 
 
 def tiled_text(folder: Path, edits: Sequence[Edit] = ()) -> str:
-    """Return the flat text of gemm/sm90/tiled.cu with ``edits``; ``folder`` is an empty one."""
+    """Return the flat source of gemm/sm90/tiled.cu with ``edits``, prepared in an empty ``folder``."""
     return hopper_text(folder, "gemm/sm90/tiled.cu", (*TILED, *edits))
 
 
 def decode_text(folder: Path, name: str = "decode", edits: Sequence[Edit] = ()) -> str:
-    """Return the same of decode.cu, or decode_rows.cu."""
+    """Return the flat source of decode.cu or decode_rows.cu with ``edits``, prepared in an empty ``folder``."""
     return hopper_text(folder, f"gemm/sm90/{name}.cu", (*DECODE[name], *edits))
 
 
 def _functions(text: str, names: Sequence[str]) -> Iterator[str]:
-    """Yield the text of functions with these names, of each at least one."""
+    """Yield the source of all functions with these names; each name must have one."""
     for name in names:
         whole = rf"^(?:template <[^\n]*>\n)?DEVICE [^\n;]*\b{name}\((?:[^\n]*\}}\n|.*?^\}}\n)"
         found = re.findall(whole, text, re.DOTALL | re.MULTILINE)
@@ -120,7 +123,7 @@ def _functions(text: str, names: Sequence[str]) -> Iterator[str]:
 
 
 def _shared_accesses(text: str) -> str:
-    """Return the text with ``asm volatile`` of ld.shared and st.shared as words of hopper.h."""
+    """Return the text with ``asm volatile`` of ld.shared and st.shared replaced by functions of hopper.h."""
     while found := re.search(r'asm volatile\(\s*"(ld|st)\.shared\.', text):
         end = _closing(text, text.index("(", found.start()))
         statement = text[found.start() : end]
@@ -133,7 +136,7 @@ def _shared_accesses(text: str) -> str:
 
 
 def _closing(text: str, opening: int) -> int:
-    """Return where the parenthesis that opens at ``opening`` is closed, past it."""
+    """Return the index after the parenthesis that closes the one at ``opening``."""
     depth = 0
     for i in range(opening, len(text)):
         depth += (text[i] == "(") - (text[i] == ")")

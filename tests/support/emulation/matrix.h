@@ -1,10 +1,10 @@
-// The matrix instructions of AMD GPUs, as the ISA documents lay their operands over the lanes of a wave: first FP8.
+// The matrix instructions of AMD GPUs, with operands spread over a wave's lanes as in the ISA documents: first FP8.
 //
-// Of A (16 x DEPTH) a lane holds eight bytes of the row lane % 16 from k = 8 * (lane / 16); of B (DEPTH x 16) the same
-// of the column lane % 16. Of D = A * B + C it holds in register r the column lane % 16 and the row
+// A lane holds eight bytes of row lane % 16 of A (16 x DEPTH) from k = 8 * (lane / 16), and the same bytes of column
+// lane % 16 of B (DEPTH x 16). Its register r holds the element of D = A * B + C in column lane % 16 and row
 //   v_mfma_f32_16x16x32 (gfx942, gfx950; 64 lanes, DEPTH 32, 4 registers): 4 * (lane / 16) + r
 //   v_wmma_f32_16x16x16 (gfx12;          32 lanes, DEPTH 16, 8 registers): 8 * (lane / 16) + r
-// Sums are fp32 in the order of k, which the hardware does not promise; every lane of the wave has to take part.
+// Sums are fp32 in ascending k, an order that the hardware does not guarantee; all lanes of the wave must take part.
 #pragma once
 
 template <class T>
@@ -16,7 +16,7 @@ struct __align__(8 * sizeof(T)) EmulatedVector<T, 8> {
 
 EMULATED void __builtin_amdgcn_sched_barrier(int) {}
 
-// Codes of e5m2 where BF8 says so.
+// Decodes e5m2 if BF8, else e4m3.
 template <bool BF8>
 float emulated_code(uint64_t eight, int i) {
     const int codes = static_cast<int>(eight >> (8 * i) & 0xFF);
@@ -33,7 +33,7 @@ EmulatedVector<float, REGISTERS> emulated_matrix(uint64_t a, uint64_t b, Emulate
         column[part] = emulated_exchange(EMULATED_WHOLE_WARP, b, here->lane % 16 + 16 * part);
     for (unsigned r = 0; r < REGISTERS; r++) {
         for (unsigned part = 0; part < PARTS; part++) {
-            // Lanes of one part want the same row: every part's turn is taken by the whole wave.
+            // The lanes of a part need the same row: the whole wave exchanges once for each part.
             const unsigned source = REGISTERS * (here->lane / 16) + r + 16 * part;
             const uint64_t row = emulated_exchange(EMULATED_WHOLE_WARP, a, source);
             for (int i = 0; i < 8; i++) c[r] += emulated_code<A_BF8>(row, i) * emulated_code<B_BF8>(column[part], i);
@@ -63,8 +63,8 @@ EMULATED_WMMA(fp8, bf8, false, true)
 EMULATED_WMMA(bf8, fp8, true, false)
 #endif
 
-// bf16: of A and B a lane holds N neighbours along k of the row (column) lane % 16, from k = N * (lane / 16); where the
-// halves of a wave hold the same (gfx11) PARTS is 1. Of D it holds in register r the column lane % 16 and the row
+// bf16: a lane holds N elements along k of row (column) lane % 16 of A (B), from k = N * (lane / 16); on gfx11 both
+// halves of a wave hold the same, and PARTS is 1. Its register r holds the element of D in column lane % 16 and row
 //   v_mfma_f32_16x16x16bf16_1k (64 lanes): 4 * (lane / 16) + r      v_wmma_f32_16x16x16_bf16 of gfx12: 8 * (lane / 16) + r
 //   v_wmma_f32_16x16x16_bf16 of gfx11: 2 * r + lane / 16
 template <int LANES, int PARTS, bool ALTERNATE, int N, int REGISTERS>

@@ -1,21 +1,21 @@
-// mbarriers, named barriers and addresses of shared memory, as the words of hopper.h ask for them.
+// mbarriers, named barriers and addresses of shared memory, for the functions of hopper.h.
 #pragma once
 #include "memory.h"
 #include "schedule.h"
 
 namespace {
 
-// Shared memory by numbers: dynamic memory begins at DYNAMIC, which a kernel has to round up, variables behind STATICS.
+// 32-bit addresses of shared memory: variables begin after STATICS, dynamic memory at DYNAMIC, which kernels round up.
 constexpr unsigned DYNAMIC = 1040, STATICS = 1u << 18, OF_BLOCK = 1u << 24;
 
 struct SharedPlace {
     Block *block;
-    size_t index;  // of its cells
+    size_t index;  // in Block::cells
 };
 
 unsigned variables_begin() { return STATICS + static_cast<unsigned>(image->low % 1024); }
 
-// Of an address in a block, the index of its cells.
+// Returns the index in Block::cells of an address in a block.
 size_t shared_index(unsigned address) {
     return address < STATICS ? image->high - image->low + address - DYNAMIC : address - variables_begin();
 }
@@ -76,7 +76,7 @@ void arrive(Barrier &b, long bytes, uintptr_t site) {
     complete(b, site);
 }
 
-// Bytes of a copy are in; it has nothing to do with what threads did.
+// Counts the bytes of a copy that has landed; this carries no thread's clock.
 void count_bytes(Block &block, Barrier &b, long bytes, bool arrives, uintptr_t site) {
     b.bytes -= bytes;
     if (arrives && b.left-- == 0) fail(site, "more arrive at an mbarrier than the %d that it awaits", b.expected);

@@ -1,6 +1,6 @@
-// Every access of a kernel is checked here: against the shared variables and the arrays of the launch, and on shared
-// memory for reads of what nobody wrote and for races between barriers. GCC leaves out a check of what the same thread
-// checked just before, so a race may be missed; none is reported that is not there.
+// Checks every access of a kernel: its bounds, against the shared variables and the arrays of the launch; and on shared
+// memory reads of uninitialized bytes, and races. GCC omits the check of an address that the same thread has checked
+// just before, so a race may be missed; but every reported race is real.
 #pragma once
 #include "clocks.h"
 
@@ -10,7 +10,7 @@
 
 namespace {
 
-// A write over what another thread wrote since the last barrier: the hook comes before the write.
+// A write over another thread's write since the last barrier. It is checked later, as the hook runs before the write.
 struct Overwrite {
     size_t bytes;
     const char *name;
@@ -26,7 +26,7 @@ void check_overwrite() {
         fail(overwrite.site, "race on shared %s: two threads write different values without a barrier between", overwrite.name);
 }
 
-// Where every word of the emulation begins that a thread may wait in.
+// Every function of the emulation in which a thread may wait begins with this.
 void enter(uintptr_t site) {
     current->site = site;
     if (overwrite.bytes) check_overwrite();
@@ -41,9 +41,9 @@ const Variable *shared_variable(uintptr_t address) {
     return before;
 }
 
-enum Access { READ, WRITE, UPDATE, LOOSE_READ };  // LOOSE_READ: of what nobody may have written
+enum Access { READ, WRITE, UPDATE, LOOSE_READ };  // LOOSE_READ may read uninitialized bytes
 
-// When the threads of a block read a byte that many read.
+// Returns the times at which the threads of a block read a byte that several threads read.
 std::vector<int32_t> &times_of_readers(Block &block, Cell &cell) {
     if (cell.reader == MANY) return block.readers[cell.readers];
     if (block.free_readers.empty()) {
@@ -73,8 +73,8 @@ void note_read(Block &block, Cell &cell) {
     cell.read = now;
 }
 
-// A thread that read a byte, before what the current thread has TMA do now, and since then neither had a fence.proxy.async nor
-// awaited a product of its registers; or -1.
+// The current thread has TMA write a byte. Returns a thread that read it and since then, as far as the current thread
+// knows, has neither had a fence.proxy.async nor awaited a product of its registers; or -1.
 int reader_without_fence(const Block &block, const Cell &cell) {
     if (cell.read < block.first_epoch || cell.reader == NOBODY) return -1;
     const auto over = [&](unsigned who, int32_t when) {
@@ -87,7 +87,7 @@ int reader_without_fence(const Block &block, const Cell &cell) {
     return -1;
 }
 
-// Whether all who read a byte did so before what the current thread does now.
+// Whether all reads of a byte happened before the current thread's access.
 bool reads_known(Block &block, Cell &cell) {
     if (cell.read < block.first_epoch) return true;
     if (cell.reader == MANY) {
@@ -104,7 +104,7 @@ bool reads_known(Block &block, Cell &cell) {
     return known(block, cell.reader, cell.read);
 }
 
-// Reports products and stores of TMA that read these bytes, unless they were awaited before; forgets those.
+// Reports products and TMA stores that read these bytes and were not awaited before; forgets those that were.
 void check_async_reads(Block &block, size_t index, size_t bytes, uintptr_t site) {
     if (index >= block.reads_high || index + bytes <= block.reads_low) return;
     for (size_t i = 0; i < block.reads.size(); i++) {
@@ -139,7 +139,7 @@ void check_shared(unsigned char *memory, size_t offset, size_t index, size_t byt
             fail(site, "%s shared %s at byte %zu, an mbarrier's", reads ? "reads" : "writes", name, offset + i);
         } else if ((access != UPDATE || cell.writer != ATOMIC) && !known(block, cell.writer, cell.written)) {
             if (access == WRITE) {
-                overwrite = {bytes, name, site, memory};  // allowed if it turns out to write the same
+                overwrite = {bytes, name, site, memory};  // allowed if the written value is the same
                 memcpy(overwrite.before, memory, bytes);
             } else {
                 fail(site, "race on shared %s at byte %zu: %s what another thread wrote since the last barrier", name, offset + i,
@@ -157,7 +157,7 @@ void check_shared(unsigned char *memory, size_t offset, size_t index, size_t byt
     }
 }
 
-// An access to global memory, or to a constant of the kernel's.
+// Checks an access to global memory or to a constant of the kernel.
 void check_global(uintptr_t address, size_t bytes, Access access, uintptr_t site) {
     if (!launch->array_count) return;
     const EmulatedArray *arrays = launch->arrays;
@@ -172,7 +172,7 @@ void check_global(uintptr_t address, size_t bytes, Access access, uintptr_t site
     }
     for (const Segment &s : image->segments)
         if (address - s.low < s.high - s.low) return;
-    // Name the nearest array below.
+    // Report the nearest array at a lower address.
     long nearest = -1;
     for (int i = 0; i < launch->array_count; i++)
         if (arrays[i].address <= address && (nearest < 0 || arrays[i].address > arrays[nearest].address)) nearest = i;
@@ -183,7 +183,7 @@ void check_global(uintptr_t address, size_t bytes, Access access, uintptr_t site
 }
 
 void check(uintptr_t address, size_t bytes, Access access, bool aligned, uintptr_t site) {
-    if (!current) return;  // the host's own start-up code
+    if (!current) return;  // start-up code on the host
     if (overwrite.bytes) check_overwrite();
     uintptr_t stack = reinterpret_cast<uintptr_t>(stacks) + current->index * STACK;
     if (address - stack < STACK || address - reinterpret_cast<uintptr_t>(&current->known) < sizeof current->known) return;

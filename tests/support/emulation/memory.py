@@ -1,11 +1,11 @@
-"""Arrays for kernels to work on, with guards around them."""
+"""Arrays for kernels, with guard zones around them."""
 
 from typing import Any
 
 import numpy as np
 
 GUARD = 256
-"""Bytes on either side of a `Memory` array; also the alignment of its first byte."""
+"""The size of a guard zone on either side of a `Memory` array, and the alignment of the array, in bytes."""
 POISON = 0xA5
 
 
@@ -31,7 +31,7 @@ class Memory:
         return self.array(np.full(size, POISON, np.uint8).view(dtype).reshape(shape), writable=True, offset=offset)
 
     def arrays(self) -> list[tuple[int, int, bool]]:
-        """Return address, bytes and whether it may be written, for each array."""
+        """Return, for each array, its address, its size in bytes, and whether it may be written."""
         return [(whole.ctypes.data + start, kept.nbytes, writable) for whole, start, writable, kept in self._kept]
 
     def check(self) -> None:

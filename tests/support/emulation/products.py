@@ -1,4 +1,4 @@
-"""A product of few rows that is emulated: operands in guarded memory, launches, and the errors that are allowed."""
+"""An emulated product of few rows: operands in guarded memory, launches, and the allowed errors."""
 
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -13,11 +13,11 @@ from support.emulation.running import FLOATS, empty, matrix
 ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24}
 """The largest relative error of one rounding."""
 SUMS = 2.0e-6
-"""What fp32 may lose of the sum of magnitudes in some 1000 additions."""
+"""The allowed error of about 1000 fp32 additions, relative to the sum of magnitudes."""
 BOUND = {"bfloat16": 2.0e-3, "float16": 3.0e-4, "float32": 2.0e-6}
-"""Relative Frobenius error of section 5 of the specification, and what follows for the other results."""
+"""The bound of the relative Frobenius error, from section 5 of the specification; extended to all result dtypes."""
 ENOUGH = 400
-"""Results from which on the mean of their roundings is near enough to what is expected of it."""
+"""`BOUND` is checked from this many results on: with fewer, their mean rounding error may be far from the expected."""
 
 
 def codes(rows: int, cols: int, dtype: str, seed: int) -> np.ndarray:
@@ -30,10 +30,10 @@ class Scales(NamedTuple):
 
     granularity: Granularity
     kept: np.ndarray
-    """As they lie in memory, among NaN."""
+    """The scales as stored, among NaN."""
     strides: tuple[int, int]
     each: np.ndarray
-    """One a row or an element of the operand."""
+    """The scales expanded to one for each row or element of the operand."""
 
 
 class EmulatedProduct:
@@ -71,7 +71,7 @@ class EmulatedProduct:
         )
 
     def __call__(self) -> np.ndarray:
-        """Return what a launch writes; it fails if anything else is written."""
+        """Launch and return the result; it fails if anything else is written."""
         result = empty(self.memory, self.shape, FLOATS[self.out], self.problem.ldo)
         assert self.kernel.refusal(self.problem) is None
         type(self).plan(self.problem)(
@@ -82,7 +82,7 @@ class EmulatedProduct:
         return result.values
 
     def check(self, got: np.ndarray) -> None:
-        """Assert that every result is as near as its dtype and fp32 sums allow, and all of them as is promised."""
+        """Assert that each error is within that of the dtype and of fp32 sums, and all together within `BOUND`."""
         error = np.abs(got.astype(np.float64) - self.want)
         assert (error <= ROUNDING[self.out] * np.abs(self.want) + SUMS * (self.magnitude + 400)).all()
         if got.size >= ENOUGH:

@@ -1,4 +1,4 @@
-"""A quantization that is emulated: operands in guarded memory, every kernel that is able, bit for bit against the oracle."""
+"""Emulated quantizations: compares every able kernel, on operands in guarded memory, bit for bit with the reference."""
 
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ from support.emulation.running import alignment, empty, matrix, plans, same_byte
 
 
 class Case(NamedTuple):
-    """One launch: the problem, and how its operands lie."""
+    """One launch: the problem, and the layout of its operands."""
 
     target: Target
     x: str
@@ -23,9 +23,9 @@ class Case(NamedTuple):
     scale_format: ScaleFormat = "float32"
     scale_layout: ScaleLayout = "k"
     gap: int = 0
-    """Elements between rows of x, and codes between those of the codes."""
+    """Elements between the rows of x, and between the rows of codes."""
     more: int = 0
-    """Codes between rows of these, beside `gap`."""
+    """Further codes between the rows of codes."""
     offset: int = 0
     padded: int = 0
     upper: tuple[float, float] = (0.0, float("inf"))
@@ -36,12 +36,12 @@ def run(emulator: Any, case: Case, seed: int = 0, special: bool = True, eps: flo
     """Launch every kernel that is able to quantize the case.
 
     Args:
-        emulator: stands in for `jit.prepare`.
-        case: what is quantized.
-        seed: of the elements.
-        special: whether NaN and infinities are among them.
+        emulator: the emulator, which replaces `jit.prepare`.
+        case: the problem and its layout.
+        seed: the seed of the random elements.
+        special: whether NaN and infinities are among the elements.
         eps: the least amax of a group.
-        size: what the elements are multiplied by.
+        size: a factor on the elements.
     """
     x = teasing(case.rows, case.cols, case.x, seed, special=special)
     if size != 1:

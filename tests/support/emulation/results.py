@@ -1,4 +1,4 @@
-"""The result of an emulated product: what it holds before, and how near to float64 it has to be."""
+"""The result of an emulated product: its content before the launch, and its allowed distance from float64."""
 
 import numpy as np
 
@@ -9,13 +9,13 @@ from support.emulation.products import ROUNDING, SUMS
 from support.emulation.running import FLOATS, empty
 
 OF_CODES, SMALLEST = 2.0**-4, 2.0**-6
-"""Rounding of an e4m3fn code, relative to it, and the least number of which that holds."""
+"""The relative rounding error of e4m3fn codes, and the least magnitude (the smallest normal number) that has it."""
 LATER = 9
-"""What an activation and what is added may be off by, in units of the rounding of a sum near 1."""
+"""The allowed error of an activation and of additions after the sum, in units of `SUMS`."""
 
 
 class Result:
-    """A result in guarded memory, numbers in it that a product may add to, and its amax, NaN so far."""
+    """A result in guarded memory, with numbers that a product may add to, and an amax that is NaN before the launch."""
 
     def __init__(
         self, memory: Memory, random: np.random.Generator, shape: tuple[int, int], dtype: str, gap: int, offset: int
@@ -38,16 +38,16 @@ class Result:
         amax: bool,
         out_scale: float = 1.0,
     ) -> None:
-        """Assert that every number is as near as its dtype and fp32 sums allow, and nothing written between rows.
+        """Assert that each error is within that of the dtype and of fp32 sums, and nothing was written between rows.
 
         Args:
-            codes: of e4m3fn, ``[m, k]`` and ``[n, k]``.
-            scales: one for each code.
-            bias: one for each channel, or None.
-            activation: as of the product, like those that follow.
-            beta: what the numbers before were multiplied by.
-            amax: whether the largest magnitude was asked for.
-            out_scale: what codes of the result are multiplied by.
+            codes: e4m3fn codes of the operands, ``[m, k]`` and ``[n, k]``.
+            scales: the scales of the operands, one for each code.
+            bias: one number for each channel, or None.
+            activation: the product's activation.
+            beta: the factor on the numbers before the launch.
+            amax: whether the product writes the largest magnitude.
+            out_scale: the scale of the result's codes.
         """
         numbers = (*(reference.decode(some, "float8_e4m3fn") for some in codes), *scales)
         numbers = numbers[0], numbers[1].T, numbers[2], numbers[3].T

@@ -1,4 +1,4 @@
-"""What the emulated tests share: inputs that tease, matrices with gaps, and plans of every able kernel."""
+"""Helpers of the emulated tests: difficult inputs, matrices with gaps between rows, and plans of every able kernel."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from support.launches import whole
 
 
 class Matrix(NamedTuple):
-    """A matrix whose rows lie ``stride`` elements apart in a buffer of a `Memory`."""
+    """A matrix in a buffer of a `Memory`, with a row stride of ``stride`` elements."""
 
     buffer: np.ndarray
     stride: int
@@ -36,7 +36,7 @@ class Matrix(NamedTuple):
 def matrix(
     memory: Memory, values: np.ndarray, stride: int | None = None, *, writable: bool = False, offset: int = 0
 ) -> Matrix:
-    """Return a copy of ``values`` with rows ``stride`` apart; what lies between is NaN (or all ones)."""
+    """Return a copy of ``values`` with row stride ``stride``; all bits of the gaps are 1, which is NaN for floats."""
     rows, cols = values.shape
     stride = stride or cols
     filler = np.full((rows, stride * values.dtype.itemsize), 0xFF, np.uint8).view(values.dtype)
@@ -45,12 +45,12 @@ def matrix(
 
 
 def empty(memory: Memory, shape: tuple[int, int], dtype: Any, stride: int | None = None, *, offset: int = 0) -> Matrix:
-    """Return a poisoned matrix to write."""
+    """Return a poisoned matrix that kernels may write."""
     return Matrix(memory.empty((shape[0], stride or shape[1]), dtype, offset=offset), stride or shape[1], shape[1])
 
 
 def alignment(*operands: Matrix) -> int:
-    """Return the largest power of two up to 16 that divides every address and every row's length, in bytes."""
+    """Return the largest power of two up to 16 that divides every address and every row stride in bytes."""
     together = 16
     for one in operands:
         for number in (one.pointer, one.stride * one.buffer.dtype.itemsize):
@@ -60,7 +60,7 @@ def alignment(*operands: Matrix) -> int:
 
 
 def plans(table: Table[Any], problem: Any) -> Iterator[tuple[str, Launch]]:
-    """Return every kernel of ``table`` that is able to run ``problem``, made ready; at least one."""
+    """Yield the name and the launch of every kernel of ``table`` that can run ``problem``; there must be one."""
     able = [kernel for kernel in table.kernels if kernel.refusal(problem) is None]
     assert able, table.explain(problem)
     for kernel in able:
@@ -76,7 +76,7 @@ def teasing(rows: int, cols: int, dtype: str, seed: int, *, special: bool = True
     x[random.random((rows, cols)) < 0.1] = 0.0
     x[random.random((rows, cols)) < 0.05] *= -0.0
     if rows > 2:
-        # Values that fall on the middle between two codes when the scale is a power of two.
+        # Some of these lie halfway between two codes when the scale is a power of two.
         x[1] = random.integers(-64, 65, cols) * np.float32(0.25)
         x[2] = 0.0
     if special and rows > 6:
@@ -89,7 +89,7 @@ def teasing(rows: int, cols: int, dtype: str, seed: int, *, special: bool = True
 
 
 def same_bytes(got: np.ndarray, want: np.ndarray, what: str) -> None:
-    """Assert that two arrays have the same bytes, NaN aside; says where the first difference is."""
+    """Assert that two arrays have the same bytes except for NaN; the message has the first difference."""
     assert got.shape == want.shape, f"{what}: got the shape {got.shape}, want {want.shape}"
     with np.errstate(all="ignore"):
         number = np.uint64 if got.dtype.itemsize == 8 else f"u{got.dtype.itemsize}"

@@ -1,4 +1,4 @@
-// Which thread runs next. One runs until it waits; those of EMULATED_FIRST and so on also give way where they signal.
+// Chooses the thread that runs next. A thread runs until it waits or, unless the order is EMULATED_NEXT, signals.
 #pragma once
 #include "state.h"
 
@@ -6,8 +6,8 @@
 
 namespace {
 
-std::vector<uint32_t> place_of, thread_at;  // of a thread in the order, and back
-std::vector<uint64_t> ready;                // a bit for each place
+std::vector<uint32_t> place_of, thread_at;  // a thread's place in the order, and the inverse
+std::vector<uint64_t> ready;                // one bit for each place: whether its thread can run
 uint64_t random_state;
 
 uint32_t draw() {
@@ -24,7 +24,7 @@ void set_wait(Thread &t, Wait wait) {
     ready[place / 64] = wait == RUNNABLE ? ready[place / 64] | bit : ready[place / 64] & ~bit;
 }
 
-// Of all threads of the blocks that run together.
+// Orders all threads of the blocks that run together.
 void order_threads() {
     const size_t count = threads.size();
     const EmulatedSchedule &s = launch->schedule;
@@ -42,7 +42,7 @@ void order_threads() {
     for (uint32_t i = 0; i < count; i++) place_of[thread_at[i]] = i;
 }
 
-// The first thread that can run from a place of the order on.
+// Returns the first thread that can run, beginning at place `from` of the order.
 Thread *first_ready(size_t from) {
     const size_t words = ready.size();
     for (size_t n = 0, i = from / 64; n <= words; n++, i = i + 1 == words ? 0 : i + 1) {
@@ -54,7 +54,7 @@ Thread *first_ready(size_t from) {
 }
 
 void bring_memory(Block &block);
-bool land_one();  // of what is asynchronous and under way; false if nothing is
+bool land_one();  // completes one asynchronous copy; false if none is under way
 void check_end();
 [[noreturn]] void deadlock(const char *what);
 
@@ -77,7 +77,7 @@ Thread *chosen() {
     }
 }
 
-// The current thread waits: others run, until it does not.
+// The current thread waits; returns when it can run again.
 void wait_for_turn() {
     for (;;) {
         if (Thread *to = chosen()) return run(to);
@@ -90,12 +90,12 @@ void wait_for_turn() {
     }
 }
 
-// The current thread has done what others may wait for.
+// The current thread has signalled: threads that wait for this may run first.
 void give_way() {
     if (launch->schedule.order != EMULATED_NEXT || launch->schedule.landing == EMULATED_SOMETIME) run(chosen());
 }
 
-// The current thread polls: all others run before it.
+// The current thread polls: all others run before it does again.
 void let_others_run() {
     if (launch->schedule.landing != EMULATED_AT_ONCE && draw() % 8 == 0) land_one();
     run(first_ready(behind(*current)));

@@ -1,4 +1,4 @@
-// What the engine knows of the launch under way, and how it ends one that is wrong.
+// The state of the current launch, and how the engine ends a faulty one.
 #pragma once
 #include "engine.h"
 #include "fibers.h"
@@ -13,11 +13,11 @@
 namespace {
 
 constexpr size_t STACK = 96 << 10;
-constexpr size_t GUARD = 64 << 10;  // past the dynamic shared memory: what is touched there is reported
+constexpr size_t GUARD = 64 << 10;  // bytes after the dynamic shared memory, where any access is reported
 constexpr unsigned char POISON = 0xFF;
-// In the place of a thread's number in its block: who wrote or read. From BY_BARRIER on: a copy that this mbarrier counts.
+// Writers and readers beside the numbers of the block's threads. From BY_BARRIER on: a copy that this mbarrier counts.
 constexpr uint16_t NOBODY = 0xFFFF, ATOMIC = 0xFFFE, IN_FLIGHT = 0xFFFD, MANY = 0xFFFC, MBARRIER = 0xFFFB, BY_BARRIER = 0x8000;
-constexpr size_t MOST_BARRIERS = 128;  // mbarriers of a block
+constexpr size_t MOST_BARRIERS = 128;  // mbarriers per block
 
 struct Variable {
     uintptr_t address;
@@ -25,23 +25,24 @@ struct Variable {
     std::string name;
 };
 
-// What is known of one byte of shared memory: who accessed it last, and when. Time is `now`, which counts what orders.
+// The last accesses of one byte of shared memory: by whom, and when. Time is `now`: it counts ordering events.
 struct Cell {
     uint32_t written, read;
     uint16_t writer, reader;
-    uint32_t readers;  // of MANY: their place in Block::readers, or without clocks their warp
+    uint32_t readers;  // for MANY: the place in Block::readers; without clocks: the readers' warp
 };
 
 enum Wait : uint8_t { RUNNABLE, AT_BARRIER, AT_COLLECTIVE, AT_MBARRIER, AT_NAMED, AT_CLUSTER, EXITED };
 
 struct Warp {
     uint64_t lanes, exited, waiting;
-    uint32_t synced;  // when its last __syncwarp was
+    uint32_t synced;  // the time of its last __syncwarp
     struct Thread *first;
 };
 
-// A vector clock: until when the accesses of each thread, and of the copies of each mbarrier, are known; of those, which a
-// proxy fence has shown to TMA and the tensor cores; and which reads are over, as what was read went through the tensor cores.
+// A vector clock, indexed by thread and by mbarrier (for its copies). known: the time up to which accesses are known;
+// fenced: up to which a proxy fence has shown them to TMA and the tensor cores; used: up to which reads are complete,
+// as a proxy fence followed them, or as the tensor cores have used the registers that were read.
 struct Clock {
     std::vector<int32_t> known, fenced, used;
 };
@@ -50,44 +51,44 @@ struct Barrier {
     unsigned address;
     int expected, left;
     long bytes;
-    uint32_t phase;  // phases that are complete
-    bool fenced;     // whether other proxies and blocks see that it is initialized
+    uint32_t phase;  // the number of completed phases
+    bool fenced;     // whether its initialization is visible to other proxies and blocks
     uint16_t slot;
     struct Thread *initializer;
-    Clock arriving, passed;  // of the phase under way, of the last that is complete
+    Clock arriving, passed;  // the clocks of the current phase and of the last completed one
 };
 
 struct Named {
     unsigned threads, arrived;
-    std::vector<bool> who;  // has arrived
+    std::vector<bool> who;  // the threads that have arrived
     Clock arriving;
 };
 
-// Bytes of shared memory that a product or a store of TMA reads.
+// Bytes of shared memory that a product or a TMA store reads.
 struct AsyncRead {
     size_t begin, end;
     struct Thread *by;
     const char *what;
-    uint32_t group, done;  // the group of the thread that it is of; when it was awaited, 0: not yet
+    uint32_t group, done;  // its group, by the count of its thread; the time when it was awaited, or 0 if it is not yet
 };
 
 struct Block {
     unsigned threads, arrived, exited, votes;
-    uint32_t first_epoch, epoch;                              // times of its start and of its last barrier
+    uint32_t first_epoch, epoch;                              // the times of its start and of its last barrier
     std::vector<Warp> warps;
     std::vector<Cell> cells;
-    std::vector<std::vector<int32_t>> readers;  // when each thread read a byte that many did
+    std::vector<std::vector<int32_t>> readers;  // the times at which each thread read a byte that several read
     std::vector<uint32_t> free_readers;
-    std::vector<unsigned char> shared;  // its shared variables, while another block runs
+    std::vector<unsigned char> shared;  // the content of its shared variables while another block runs
     unsigned char *dynamic;
     std::vector<Barrier> barriers;
     Named named[16];
     std::vector<AsyncRead> reads;
-    size_t reads_low, reads_high;  // all of them are between
+    size_t reads_low, reads_high;  // all reads are within these bounds
     struct Thread *first;
 };
 
-// Sums in registers that products are multiplied into: they are poisoned until these are awaited.
+// Sums in registers to which products are added: they are poisoned until the products are awaited.
 struct Sums {
     float *at;
     std::vector<float> value;
@@ -98,9 +99,9 @@ struct Product {
     unsigned a, b;
     int a_format, b_format, keep;
     uint32_t group;
-    const unsigned *w;    // registers in the place of a, or null: they may not change until the product is awaited
-    uint32_t began;       // of a product of registers: when it was issued
-    unsigned held[4];     // what they were
+    const unsigned *w;    // registers instead of a, or null: they may not change until the product is awaited
+    uint32_t began;       // for a product of registers: the time of its issue
+    unsigned held[4];     // the content of w at the issue
     unsigned char rows[2][32];
 };
 struct Copy {  // by cp.async
@@ -128,11 +129,11 @@ struct Thread {
     unsigned source;
     uintptr_t site;
     Clock clock;
-    Barrier *awaited;  // AT_MBARRIER, and until it runs again
-    unsigned cluster_rounds;  // how often it arrived at the cluster's barrier
-    bool cluster_waited;      // ever
+    Barrier *awaited;  // set from AT_MBARRIER until the thread runs again
+    unsigned cluster_rounds;  // the number of its arrivals at the cluster's barrier
+    bool cluster_waited;      // whether it has ever waited at that barrier
     bool products_fenced;
-    uint32_t products, stores;  // groups that were committed
+    uint32_t products, stores;  // the number of committed groups
     std::vector<Product> issued;
     std::vector<Sums> sums;
     std::vector<Copy> copies;
@@ -146,29 +147,29 @@ struct Segment {
 struct Image {
     std::vector<Segment> segments;
     std::vector<Variable> shared;
-    uintptr_t low, high;  // of the shared variables
+    uintptr_t low, high;  // the bounds of the shared variables
 };
 
 std::vector<Variable> registered;
 std::map<void *, Image> images;
 
-// The launch under way.
+// The current launch.
 EmulatedLaunch *launch;
 Image *image;
 std::vector<Thread> threads;
 std::vector<Block> blocks;
 Thread *current;
 Block *loaded;
-unsigned exited, cluster_rounds, missing;  // rounds of the cluster's barrier; threads that the one under way lacks
+unsigned exited, cluster_rounds, missing;  // rounds of the cluster's barrier; threads missing in the current one
 uint32_t now;
-bool clocked;  // from the first mbarrier on, threads have clocks
+bool clocked;  // threads have clocks: set by the first mbarrier
 uint64_t idle;
 bool failed;
 void *main_pointer;
 unsigned char *stacks;
 size_t stacks_count;
 unsigned char *dynamic_memory;
-size_t dynamic_capacity, dynamic_stride;  // of all blocks, of one
+size_t dynamic_capacity, dynamic_stride;  // bytes of all blocks, and of one
 size_t last_array;
 
 [[noreturn]] void leave() {

@@ -1,8 +1,8 @@
-// wgmma: products that a warpgroup issues, and awaits in groups. Each thread makes its own results, when it awaits them; the
-// operands of its warp may not be written until then, nor its sums be touched.
+// wgmma: products that a warpgroup issues and awaits in groups. Each thread computes its own results when it awaits
+// them. Until then the operands of its warp may not be written, nor its sums accessed.
 //
-// Thread t of the 128 has of row (t / 32) * 16 + (t % 32) / 4 + 8 * half the columns 8 * j + t % 4 * 2 + {0, 1} in
-// d[4 * j + 2 * half + {0, 1}]; sums are float64 over 32 columns.
+// In d[4 * j + 2 * half + {0, 1}], thread t of the 128 holds columns 8 * j + t % 4 * 2 + {0, 1} of row
+// (t / 32) * 16 + (t % 32) / 4 + 8 * half. Sums over 32 columns are float64.
 #pragma once
 #include "copies.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr const char *PRODUCT = "a product";
 
-// The numbers of e4m3fn and e5m2.
+// The values of all codes of e4m3fn and e5m2.
 struct Codes {
     double of[2][256];
     Codes() {
@@ -56,7 +56,7 @@ void multiply(const Product &p, std::vector<float> &sums) {
         }
 }
 
-// Of a warp's operands, by one of its lanes: whether they are there, and that they are read from now on.
+// Called by one lane of a warp: checks that an operand may be read, and marks it as being read from now on.
 void begin_operand(unsigned address, unsigned rows, uintptr_t site) {
     if (address + rows * 128 > DYNAMIC + launch->shared_bytes || address < DYNAMIC)
         fail(site, "a product of %u rows at %#x, which are not all in dynamic shared memory", rows, address);

@@ -1,4 +1,4 @@
-"""Products by sm90_tiled that are emulated, one launch each, against float64."""
+"""Checks emulated products of sm90_tiled, one launch each, against float64."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ E4M3FN = "float8_e4m3fn"
 
 
 class TiledProduct(NamedTuple):
-    """What is launched: by default the scales of a row of each operand, a bias and a bfloat16 result."""
+    """A product and its tile; by default, scales are per row, and there are a bias and a bfloat16 result."""
 
     tile: Tile
     shape: tuple[int, int, int] = (300, 336, 400)
@@ -28,16 +28,16 @@ class TiledProduct(NamedTuple):
     beta: float = 0.0
     amax: bool = False
     gap: int = 0
-    """Elements between the result's rows; an odd one keeps TMA from storing it."""
+    """Elements between the result's rows; TMA does not store rows with an odd gap."""
     offset: int = 0
-    """Bytes of the result's address past an aligned one."""
+    """The offset of the result from an aligned address, in bytes."""
     early: bool = False
-    """Whether the weight may be read before the kernel before has ended."""
+    """Whether the weight may be read before the previous kernel has ended."""
     scale_tiles: bool = True
     """Whether TMA may load 1x128 scales of a."""
 
     def check(self, memory: Memory) -> None:
-        """Launch it on arrays of ``memory``; assert that every result is as near as its dtype and fp32 sums allow."""
+        """Launch on arrays of ``memory``, and assert that every error is within that of the dtype and of fp32 sums."""
         (m, n, k), (random, k_blocks) = self.shape, (np.random.default_rng(7), -(-self.shape[2] // 128))
         codes_a, codes_b = codes(m, k, E4M3FN, 0), codes(n, k, E4M3FN, 1)
         along_k = self.scales in ("block", "group")

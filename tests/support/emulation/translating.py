@@ -1,4 +1,4 @@
-"""The text of a kernel as C++ that the emulation compiles: shared memory by pointers, which GCC instruments."""
+"""Translates the source of a kernel to C++ for the emulation: GCC instruments accesses to shared memory by pointers."""
 
 import re
 
@@ -7,24 +7,24 @@ SHARED = re.compile(
     r"(?P<type>(?:(?:alignas|__align__)\s*\([^)]*\)\s*)?[^;\[\]()#]+?)"
     r"\s*\b(?P<name>\w+)\s*(?P<extents>(?:\[[^;]*\])?)\s*;"
 )
-"""A declaration of one shared variable."""
+"""The declaration of one shared variable."""
 WIDE = re.compile(r"(?:alignas|__align__)\s*\(\s*(\d+)\s*\)")
 MOST_ALIGNED = 64
-"""Bytes: variables of more alignment are not among those that GCC tells of."""
+"""Bytes: GCC does not report variables with a greater alignment to the hooks of its instrumentation."""
 DYNAMIC_SHARED = re.compile(r"^(\s*#\s*define\s+DYNAMIC_SHARED\(name\)).*$", re.MULTILINE)
-"""The word of the platform headers for a block's dynamic shared memory."""
+"""The platform headers' macro for a block's dynamic shared memory."""
 EXT_VECTOR = re.compile(r"\b(\w+)\s*__attribute__\(\(ext_vector_type\((\d+)\)\)\)")
-"""A vector type as clang has it and GCC has not."""
+"""A vector type that clang has and GCC lacks."""
 
 
 def as_cpp(text: str, defines: tuple[str, ...], entry: str, words: str) -> str:
-    """Return a flat text as C++.
+    """Return the flat source of a kernel as C++.
 
     Args:
-        text: of the kernel.
-        defines: its options -DNAME=VALUE.
+        text: the source.
+        defines: the compile options of the form -DNAME=VALUE.
         entry: the kernel's name.
-        words: the header of the platform's words.
+        words: the header to include, with the platform's vocabulary.
     """
     lines = [re.sub(r"^-D(\w+)=?(.*)$", r"#define \1 \2", d) for d in defines]
     text = DYNAMIC_SHARED.sub(r"\1 unsigned char *const name = emulated_shared()", text)
@@ -34,14 +34,14 @@ def as_cpp(text: str, defines: tuple[str, ...], entry: str, words: str) -> str:
             f'#include "{words}"',
             "#define FP8CORE_EMULATION 1",
             *lines,
-            # Names with internal linkage: the shared variables of templates become plain statics.
+            # Internal linkage makes plain statics of the shared variables of templates.
             f"namespace {{\n{text}\n}}\nEMULATED_ENTRY({entry})\n",
         )
     )
 
 
 def _shared(declaration: re.Match[str]) -> str:
-    """Return a shared variable's declaration for the emulation: accesses go by a pointer, which GCC instruments."""
+    """Return a shared variable's declaration for the emulation: GCC instruments its accesses, which use a pointer."""
     kind, name, extents = declaration["type"], declaration["name"], declaration["extents"]
     if declaration["extern"]:
         return f"{kind} *const {name} = static_cast<{kind} *>(emulation_dynamic_shared());"

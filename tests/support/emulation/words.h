@@ -1,8 +1,8 @@
-// The vocabulary of CUDA and of HIP as plain C++ over the engine: what the platform headers are written in.
+// The vocabulary of CUDA and HIP that the platform headers use, as plain C++ on top of the engine.
 #pragma once
 #include "engine.h"
 
-// C's own <math.h>: what C++ adds to it is most of what every kernel would read.
+// C's <math.h>: the additions of C++ would be most of the text that every kernel includes.
 #define _GLIBCXX_INCLUDE_NEXT_C_HEADERS
 #include <math.h>
 #undef _GLIBCXX_INCLUDE_NEXT_C_HEADERS
@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <utility>
 
-// GNU attributes may stand where kernels write them, after __shared__; the standard's may not.
+// Kernels write alignas after __shared__, where GNU attributes are allowed, but standard ones are not.
 #define alignas(n) __attribute__((aligned(n)))
 
 #define __global__
@@ -33,7 +33,7 @@
 
 #define EMULATED inline __attribute__((always_inline))
 
-// GCC does not instrument what it sees to be inside a static variable.
+// GCC does not instrument accesses that it can tell to be inside a static variable.
 template <class T>
 EMULATED T &emulated_variable(T &variable) {
     T *pointer = &variable;
@@ -122,9 +122,9 @@ EMULATED T max(T x, T y) {
     return x < y ? y : x;
 }
 
-// ---- memory: hints are none
+// ---- memory: cache hints are ignored
 
-// Asked by instructions that the emulation does not have, in kernels that it compiles and never runs.
+// Used by instructions that the emulation lacks, in kernels that it compiles but never runs.
 [[noreturn]] EMULATED uint64_t __cvta_generic_to_shared(const void *) { emulation_trap("__cvta_generic_to_shared"); }
 
 template <class T>
@@ -155,14 +155,14 @@ EMULATED int __syncthreads_count(int x) { return static_cast<int>(emulation_barr
 
 constexpr uint64_t EMULATED_WHOLE_WARP = ~0ull;
 
-// A mask of CUDA names 32 lanes.
+// A mask of CUDA has 32 bits.
 template <class T>
 EMULATED T emulated_exchange(uint64_t mask, T x, unsigned source) {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8, "shuffles move 4 or 8 bytes");
     using Bits = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
     return emulated_bits<T>(static_cast<Bits>(emulation_collective(EMULATED_EXCHANGE, mask, emulated_bits<Bits>(x), source)));
 }
-// The lane at `offset` in the part of `width` lanes that this lane is in; this lane itself where that leaves the part.
+// Returns the lane at `offset` in this lane's part of `width` lanes; if that is outside of the part, this lane.
 EMULATED unsigned emulated_lane(int offset, int width, bool inside) {
     unsigned lane = emulation_thread()->lane, part = static_cast<unsigned>(width);
     return inside ? (lane & ~(part - 1)) + static_cast<unsigned>(offset) : lane;
@@ -247,7 +247,7 @@ __attribute__((no_sanitize_address)) T atomicCAS(T *p, T compare, T value) {
     return old;
 }
 
-// ---- calling a kernel with arguments that the engine holds addresses of
+// ---- calling a kernel with arguments by their addresses
 
 template <class T>
 constexpr char emulated_kind() {
@@ -269,7 +269,7 @@ int emulated_parameters(void (*)(A...), char *kinds, uint32_t *sizes) {
     memcpy(sizes, s, sizeof s);
     return static_cast<int>(sizeof...(A));
 }
-// Stands after the kernels' text.
+// Follows the source of the kernel.
 #define EMULATED_ENTRY(entry)                                                                                       \
     extern "C" void emulated_entry(void **arguments) { emulated_call(&entry, arguments); }                          \
     extern "C" int emulated_signature(char *kinds, uint32_t *sizes) { return emulated_parameters(&entry, kinds, sizes); }
@@ -278,5 +278,5 @@ int emulated_parameters(void (*)(A...), char *kinds, uint32_t *sizes) {
 
 #include "amd.h"
 
-// What devices have to inline takes the compiler twice as long here, and saves nothing.
+// Functions that devices must inline would double the compiler's time here, without a benefit.
 #define always_inline

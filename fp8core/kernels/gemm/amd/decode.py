@@ -1,6 +1,6 @@
-"""Products of few rows on AMD's FP8 matrix cores: the weight streamed past the cache (``hip_src/gemm/decode.hip``).
+"""Products of few rows on AMD's FP8 matrix cores: the weight is streamed past the cache (``hip_src/gemm/decode.hip``).
 
-Compiled and emulated, never run on an AMD GPU: the constants that only speed depends on are estimates.
+The kernel is compiled and emulated, but has never run on an AMD GPU: constants that affect only speed are estimates.
 """
 
 from typing import Final
@@ -30,11 +30,11 @@ UNROLL: Final = 4
 """Loads of 16 bytes of the weight that a lane has in flight."""
 WAVEFRONTS: Final = (4, 8, 16)
 WAVEFRONTS_IN_FLIGHT: Final = 16
-"""Of a compute unit, which keep its share of the memory busy: 64 KiB on gfx9, where latency needs about 17."""
+"""Wavefronts per compute unit that keep its share of the memory busy: 64 KiB on gfx9, where latency needs about 17."""
 
 
 def wavefronts(n: int, k: int, target: Target) -> int:
-    """Return among how many wavefronts a block divides ``k``: independent of m, and so are a row's bits."""
+    """Return the number of wavefronts that divide ``k`` in a block: independent of m, so the bits of a row are, too."""
     k_blocks = ceil_div(k, UNROLL * target.warp)
     wanted = WAVEFRONTS_IN_FLIGHT * target.multiprocessors
     enough = next((count for count in WAVEFRONTS if ceil_div(n, SIDE) * count >= wanted), WAVEFRONTS[-1])
@@ -47,7 +47,7 @@ def grid(p: ScaledMm) -> tuple[int, int]:
 
 
 def plan_decode(p: ScaledMm) -> Matmul:
-    """Return ``round(scale_a * (scale_b * acc) + bias)``, the weight read once for every 16 rows, in one launch."""
+    """Return one launch of ``round(scale_a * (scale_b * acc) + bias)``; it reads the weight once for every 16 rows."""
     blocks, threads = grid(p)
     launcher = jit.prepare(
         p.target,

@@ -1,4 +1,4 @@
-"""What is asked of a product and an algorithm of cuBLASLt for its estimate to be corrected (`..corrections`)."""
+"""The features of a product and an algorithm of cuBLASLt by which its estimate is corrected (`..corrections`)."""
 
 import math
 from functools import cache
@@ -19,18 +19,19 @@ from fp8core.kernels.gemm.sm90.decode_config import CLUSTERS, MEASURED_MULTIPROC
 from fp8core.problem import BLOCK, Target
 
 KERNEL: Final = "cublaslt"
-"""The name of these trees."""
+"""The name of the trees of this kernel."""
 HELD: Final = {
     cluster: cluster * count / MEASURED_MULTIPROCESSORS for cluster, count in CLUSTERS.items() if cluster <= 4
 }
-"""The part of the multiprocessors that blocks of clusters of a size run on at a time; of larger ones that of 4."""
+"""Fraction of the multiprocessors on which clusters of a size can run at a time; larger ones use that of size 4."""
 
 
 class Features(NamedTuple):
-    """What the trees ask of a product and an algorithm.
+    """The features of a product and an algorithm that the trees use.
 
-    What begins with "busiest" is of the multiprocessor with the most tiles, with "held" of as many of them as clusters
-    of the algorithm's size find room on; "crossing" of rows in two lines each, where 128 does not divide k.
+    "busiest" features are those of the multiprocessor with the most tiles; "held" ones count only the multiprocessors
+    on which clusters of the algorithm's size find room; "crossing" counts rows that cross cache lines, as 128 does not
+    divide k.
     """
 
     m: float
@@ -74,7 +75,7 @@ class Features(NamedTuple):
 
 
 def features(work: Work, config: Config, workspace_bytes: int, estimate: float) -> Features:
-    """Return them; sizes that vary by orders of magnitude as logarithms, and rates over the estimated time."""
+    """Return the features; sizes of many magnitudes are logarithms, and rates are divided by the estimated time."""
     m, n, k = work[:3]
     channels, tokens, split_k, along_n, along_m = config[:5]
     whole_n, whole_m = whole_tiles(work, config)
@@ -128,7 +129,7 @@ def features(work: Work, config: Config, workspace_bytes: int, estimate: float) 
 
 
 def corrected_us(work: Work, config: Config, workspace_bytes: int, gpu: str | None) -> float:
-    """Return the microseconds that an algorithm takes on a model of GPU, by the library that was measured."""
+    """Return the estimated microseconds of an algorithm, corrected by the measurements on a model of GPU."""
     estimate = us(work, config, workspace_bytes)
     if gpu is None or not config.channels:
         return estimate
@@ -138,5 +139,5 @@ def corrected_us(work: Work, config: Config, workspace_bytes: int, gpu: str | No
 
 @cache
 def gpu_of(target: Target, version: int | None) -> str | None:
-    """Return the name of a GPU if it and a version of the library are among those that were measured."""
+    """Return the name of a GPU if its model and the version of the library have been measured, or None."""
     return corrections.gpu_of(target) if version in MEASURED_VERSIONS else None

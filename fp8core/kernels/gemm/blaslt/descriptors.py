@@ -1,7 +1,7 @@
-"""A product as the BLASLt libraries see it: its values, its matrices and its descriptor.
+"""A product in the terms of the BLASLt libraries: its values, its matrices and its descriptor.
 
-Row-major ``out[m, n] = a[m, k] @ b[n, k]^T`` is the libraries' column-major ``D[n, m] = A^T B`` with their A the
-weight (k rows, n columns) and their B the tokens (k, m): the only orientation that FP8 has on every GPU.
+Row-major ``out[m, n] = a[m, k] @ b[n, k]^T`` is the libraries' column-major ``D[n, m] = A^T B``, where their A is the
+weight (k rows, n columns) and their B the tokens (k, m): the only orientation that every GPU supports for FP8.
 """
 
 import ctypes
@@ -27,13 +27,13 @@ MODES: Final[dict[Scales, tuple[ScaleMode, ScaleMode]]] = {
     "group x block": ("BLK128x128", "VEC128"),
     "group x group": ("VEC128", "VEC128"),
 }
-"""The modes of the weight's scale and of the tokens'. A unit scale is SCALAR with no address."""
+"""The modes of the weight's scale and of the tokens' scale. A unit scale is SCALAR without an address."""
 
 
 class Product(NamedTuple):
-    """``out = scale_a * (scale_b * (a @ b)) + bias``, in shapes and strides that the library is to take as they are.
+    """``out = scale_a * (scale_b * (a @ b)) + bias``, with the shapes and strides that the library gets.
 
-    With ``beta`` times what out held before, and GELU.
+    Also with ``beta`` times the previous out, and GELU.
     """
 
     target: Target
@@ -47,9 +47,9 @@ class Product(NamedTuple):
     """"row": vectors of m and n floats. "group": [k/128][m] or [k/128][n], dense. "block": [n/128] rows of k/128
     floats, each padded to a multiple of four."""
     bias: str
-    """The dtype of the n numbers, or ""."""
+    """The dtype of the n numbers of a bias, or ""."""
     out_scale: bool
-    """The result is multiplied by a number on the device before it is rounded (to an FP8 format)."""
+    """Whether the result is multiplied by a number on the device before it is rounded (to an FP8 format)."""
     amax: bool
     fast_accum: bool
     lda: int
@@ -58,12 +58,12 @@ class Product(NamedTuple):
     alignment: int
     """Of the addresses of a, b and out, in bytes."""
     gelu: bool = False
-    """By its tanh approximation."""
+    """Whether to apply GELU, in its tanh approximation."""
     beta: float = 0.0
 
 
 class Layouts:
-    """The four matrices of a product as the library calls them."""
+    """The layouts of a product's four matrices."""
 
     def __init__(self, library: Library, product: Product) -> None:
         types = library.dialect.types
@@ -80,7 +80,7 @@ class Layouts:
 
 
 def describe(library: Library, product: Product) -> Handle:
-    """Return the descriptor of the operation: all of it but the addresses."""
+    """Return the descriptor of the operation, without addresses."""
     dialect = library.dialect
     operation = Handle(library, "MatmulDesc", dialect.compute_32f, SCALE_TYPE, subject=product)
     operation.set("TRANSA", dialect.operation_t)
@@ -90,13 +90,13 @@ def describe(library: Library, product: Product) -> Handle:
     if product.bias:
         operation.set("BIAS_DATA_TYPE", dialect.types[product.bias])
     for operand, mode in zip("AB", MODES[product.scales], strict=True):
-        if mode != "SCALAR":  # the default, and an attribute that cuBLASLt before 12.8 does not know
+        if mode != "SCALAR":  # the default; cuBLASLt before 12.8 does not know the attribute
             operation.set(f"{operand}_SCALE_MODE", SCALE_MODES[mode])
     return operation
 
 
 def pointers_of(product: Product) -> tuple[str, ...]:
-    """Return the attributes that scale_a, scale_b, bias, out_scale and amax are given in; "" where absent."""
+    """Return the attributes for the addresses of scale_a, scale_b, bias, out_scale and amax; "" where absent."""
     scaled = product.scales != "unit"
     return (
         "B_SCALE_POINTER" if scaled else "",
@@ -108,7 +108,7 @@ def pointers_of(product: Product) -> tuple[str, ...]:
 
 
 class Operation:
-    """A descriptor together with the addresses that stand in it: used by one call at a time."""
+    """A descriptor and the addresses that it contains; one call uses it at a time."""
 
     def __init__(self, library: Library, product: Product) -> None:
         self._owned = describe(library, product)
@@ -118,7 +118,7 @@ class Operation:
         self._value = ctypes.c_uint64()
         self.handle = self._owned.handle
         self.argument = ctypes.c_void_p.from_param(self.handle)
-        # Converted once: the call has no argument types, which would do so each time.
+        # Converted once: argument types of the function would convert them in every call.
         numbers, value, size = library.dialect.attributes, ctypes.byref(self._value), ctypes.c_size_t.from_param(8)
         named = [(i, name) for i, name in enumerate(self._names) if name]
         self._settings = [(i, (self.argument, numbers[name], value, size)) for i, name in named]

@@ -1,7 +1,7 @@
 """cuBLASLt and hipBLASLt as two rows of names and numbers.
 
-The functions of the two have the same arguments in the same order; what differs stands here. Numbers are
-those of cublasLt.h (the same from 12.9 to 13.10) and of hipblaslt.h (ROCm 6.2 to 10).
+The functions of the two take the same arguments in the same order; this file has what differs. Numbers are those of
+cublasLt.h (the same from 12.9 to 13.10) and of hipblaslt.h (ROCm 6.2 to 10).
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ SCALE_MODES: Final[dict[ScaleMode, int]] = {"SCALAR": 0, "OUTER_VEC": 3, "VEC128
 EPILOGUE_DEFAULT: Final = 1
 EPILOGUE_BIAS: Final = 4
 EPILOGUE_GELU: Final = 32
-"""The tanh approximation; with a bias its bit is set, too."""
+"""The tanh approximation of GELU; combined with the bit of the bias if there is one."""
 SCALE_TYPE: Final = 0
 """CUDA_R_32F and HIP_R_32F: alpha, beta and the scales are fp32."""
 
@@ -38,41 +38,41 @@ WIDTHS: Final[dict[str, str]] = {
     "MIN_ALIGNMENT_C_BYTES": "I",
     "MIN_ALIGNMENT_D_BYTES": "I",
 }
-"""The `struct` letter of each attribute: the libraries refuse a value of another width."""
+"""The `struct` format of each attribute: the libraries refuse a value of another width."""
 
 
 class Dialect(NamedTuple):
-    """How one of the libraries spells what both can say."""
+    """The names and numbers of one of the libraries."""
 
     name: str
     prefix: str
     platform: Platform
     sonames: tuple[str, ...]
-    """The library's names, the most wanted first."""
+    """The library's file names, the preferred one first."""
     folders: tuple[str, ...]
-    """Where wheels keep it, below a folder of sys.path."""
+    """Where wheels have it, below a folder of sys.path."""
     where: str
-    """What is said behind "was not found": where it was looked for."""
+    """The text after "was not found": where it was searched for."""
     statuses: Mapping[int, str]
     types: Mapping[str, int]
     compute_32f: int
     operation_n: int
     operation_t: int
     attributes: Mapping[str, int]
-    """Of a product's descriptor; what a library lacks is missing here and is not set."""
+    """Attributes of a product's descriptor; those that a library lacks are missing here and are not set."""
     preferences: Mapping[str, int]
     algorithm_bytes: int
     result_bytes: int
-    """Of a heuristic's result: the algorithm, its workspace (size_t), a status (int), waves (float), reserved words."""
+    """Bytes of a heuristic result: algorithm, workspace (size_t), status (int), waves (float), reserved words."""
     addend: bool
-    """Whether C, never read, is described as D and has its address: hipBLASLt has kernels for C and D of one type alone
-    (Tensile), and wants an address. cuBLASLt refuses an FP8 C, and D's address where their types differ."""
+    """Whether C, which is not read, is described like D and gets its address. hipBLASLt needs an address, and its
+    kernels (Tensile) take only C and D of one type. cuBLASLt refuses an FP8 C, and D's address if the types differ."""
     workspace_bytes: int
-    """The most that is offered to an algorithm: what the vendor advises (NVIDIA for sm_90, AMD for hipBLASLt)."""
+    """The most workspace offered to an algorithm, as the vendor recommends (NVIDIA for sm_90, AMD for hipBLASLt)."""
     handle_a_stream: bool
-    """Whether streams may not share a handle, and a kernel's code is loaded by its first launch."""
+    """Whether every stream needs its own handle, and the first launch of a kernel loads its code."""
     minimum_versions: Mapping[ScaleMode, int]
-    """The first version (as GetVersion counts) that knows a scale mode."""
+    """The first version (as GetVersion counts) that has a scale mode."""
 
 
 CUBLASLT: Final = Dialect(

@@ -1,4 +1,4 @@
-"""A product of a library without scales, and one launch that applies scales and bias, rounds and takes the amax."""
+"""A product of a library without scales, and one launch that applies scales and bias, rounds and finds the amax."""
 
 from typing import Final, NamedTuple
 
@@ -14,12 +14,12 @@ from fp8core.table import Launch
 
 THREADS: Final = 256
 COLUMNS: Final = 4
-"""Columns of a thread; EPILOGUE_COLUMNS in the source."""
+"""Columns per thread; EPILOGUE_COLUMNS in the source."""
 BLOCKS_A_MULTIPROCESSOR: Final = 16
 
 
 class EpilogueArgs(NamedTuple):
-    """Of apply_epilogue."""
+    """The arguments of apply_epilogue."""
 
     acc: Pointer
     scale_a: Pointer
@@ -40,8 +40,8 @@ class EpilogueArgs(NamedTuple):
 def plan_end(p: ScaledMm) -> Launch:
     """Return ``launch(stream, acc, scale_a, scale_b, bias, out, out_scale, amax)``.
 
-    ``round(scale_a * (scale_b * acc) + bias)`` of a finished fp32 accumulator ``[m, n]``, contiguous. FP8 results and
-    amax are as `plan_mma` has them. The scales are per tensor, token or channel: strides along k are not looked at.
+    It computes ``round(scale_a * (scale_b * acc) + bias)`` from a complete, contiguous fp32 accumulator ``[m, n]``. FP8
+    results and amax are as in `plan_mma`. The scales are per tensor, token or channel; strides along k are ignored.
     """
     column_tiles = ceil_div(p.n, THREADS * COLUMNS)
     at_once = max(1, p.target.multiprocessors * BLOCKS_A_MULTIPROCESSOR // column_tiles)

@@ -1,6 +1,7 @@
-"""The first run of a hipBLASLt product, when it is planned: the library loads the code of a kernel at its first launch.
+"""The first run of a hipBLASLt product, when it is planned: the library loads a kernel's code at its first launch.
 
-Within a capture that could end the capture. And what a library offers it may refuse to run, which is known then.
+Within a capture, loading code could invalidate the capture. The library may also refuse to run an algorithm that it has
+offered, which the first run reveals.
 """
 
 from typing import Any, Final
@@ -12,11 +13,11 @@ from fp8core.problem import BLOCK, ITEMSIZE
 from fp8core.runtime import capture, device
 
 MOST_BYTES: Final = 4 << 30
-"""A product of larger operands is not run beforehand: its code is loaded by its first launch."""
+"""A product of more bytes is not run beforehand: its first launch loads its code."""
 
 
 def sizes(product: Product, scratch_bytes: int) -> tuple[int, int, int]:
-    """Return the bytes of one area that stands for all inputs, of the result and of the scratch."""
+    """Return the bytes of one area that serves as every input, of the result, and of the scratch."""
     blocks = -(-product.k // BLOCK)
     scales = 4 * max(product.m, product.n) * max(blocks, 1)
     inputs = max(product.n * product.ldb, product.m * product.lda, scales)
@@ -27,15 +28,15 @@ def run(product: Product, launch: Matmul, known: dict[int, int], handle: int, un
     """Run a product once, on memory and a stream of its own, and wait for it.
 
     Args:
-        product: what is multiplied, of any values.
+        product: the product to run, on any values.
         launch: the call; it looks up the handle of its stream in ``known``.
-        known: takes ``handle`` for that stream meanwhile.
-        handle: of the device, which one thread uses at a time.
-        under_way: the streams of first runs by this handle that the thread is amid: a collection of garbage within one
-            may end in another product. They are waited for, as two streams must not run by a handle at a time.
+        known: maps that stream to ``handle`` during the run.
+        handle: the handle of the device, which one thread uses at a time.
+        under_way: the streams of first runs with this handle that the same thread has begun: a garbage collection
+            within one may plan another product. The run waits for them, as two streams must not use a handle at once.
 
     Raises:
-        BackendError: the library does not run what it offered.
+        BackendError: the library does not run the algorithm that it has offered.
     """
     inputs, result, scratch = map(scratch_part, sizes(product, launch.scratch_bytes))
     if inputs + result + scratch > MOST_BYTES:
@@ -45,7 +46,7 @@ def run(product: Product, launch: Matmul, known: dict[int, int], handle: int, un
         pool, stream = cuda.MemoryPool(), cuda.Stream(non_blocking=True)
         try:
             memory = pool.malloc(inputs + result + scratch + SCRATCH_ALIGNMENT)
-        except cuda.memory.OutOfMemoryError:  # the caller has what the product needs, and nothing for a first run
+        except cuda.memory.OutOfMemoryError:  # the product itself can still run, in the caller's memory
             return
         at = round_up(int(memory.ptr), SCRATCH_ALIGNMENT)
         optional = (product.bias, product.out_scale, product.amax)

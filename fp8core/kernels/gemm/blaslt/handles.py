@@ -1,7 +1,7 @@
-"""The handles of a BLASLt library: of cuBLASLt one a device, of hipBLASLt one a device and stream.
+"""The handles of a BLASLt library: one per device for cuBLASLt, one per device and stream for hipBLASLt.
 
-A handle of hipBLASLt has flags in device memory by which blocks of one kernel wait for each other. Kernels of two
-streams that share them wait forever, or add up each other's sums (ROCm/rocm-libraries pull request 10951). Making one
+A handle of hipBLASLt has flags in device memory by which the blocks of a kernel wait for each other. Kernels of two
+streams that share them wait forever or add each other's sums (ROCm/rocm-libraries pull request 10951). Making a handle
 allocates and clears memory, which a capture cannot record.
 """
 
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from fp8core.kernels.gemm.blaslt.library import Library
 
 MOST_STREAMS: Final = 64
-"""Of a device that can have handles; each one holds 26 MB of device memory."""
+"""Streams of a device that can have handles; each handle takes 26 MB of device memory."""
 
 Key = tuple[int, int]
 
 
 class Turn(NamedTuple):
-    """Whose launches a handle is used by: those of one thread at a time, and one after the other."""
+    """The exclusive use of a handle: by one thread at a time, and one launch after the other."""
 
     lock: RLock
-    """Held until the launch has ended. A collection of garbage within may come back to it, in the same thread."""
+    """Held until the launch has ended. Reentrant: a garbage collection may come back to it in the same thread."""
     under_way: list[Any]
-    """The streams of the launches that the holder is amid, which the next one has to wait for."""
+    """The streams of launches that the holder has begun, for which its next launch has to wait."""
 
 
 class Handles:
-    """The handles of a library, made when they are first asked for.
+    """The handles of a library, made when they are first needed.
 
-    They live as long as the process: graphs hold their memory, and at its end the driver may be gone before them.
+    They live as long as the process: graphs use their memory, and at the end the driver may be gone before them.
     """
 
     def __init__(self, library: "Library") -> None:
@@ -42,23 +42,23 @@ class Handles:
         self._of_device: dict[int, int] = {}
         self._of_stream: dict[int, dict[Key, int]] = {}
         self._spare: dict[int, int] = {}
-        self._lock = RLock()  # a collection of garbage within may come back here
+        self._lock = RLock()  # reentrant: a garbage collection while it is held may come back here
         self._turns: dict[int, Turn] = {}
 
     def of_device(self, ordinal: int) -> int:
-        """Return the handle of a device: that of every launch of cuBLASLt's, and of questions."""
+        """Return the handle of a device, for every launch of cuBLASLt and for queries."""
         with self._lock:
             if ordinal not in self._of_device:
                 self._of_device[ordinal] = self._made(ordinal)
             return self._of_device[ordinal]
 
     def of_stream(self, ordinal: int, stream: int) -> int:
-        """Return the handle of a stream, which is made unless the stream is being captured.
+        """Return the handle of a stream; make it unless the stream is being captured.
 
-        One that is captured before it has one takes the spare handle, which is made along with others.
+        A stream that is captured before it has a handle takes the spare one, which is made together with others.
 
         Raises:
-            BackendError: `MOST_STREAMS` have one; or a captured stream has none, and there is no spare one.
+            BackendError: `MOST_STREAMS` streams have a handle; or a captured stream has none and there is no spare one.
         """
         key = stream, get_ident() if stream == device.PER_THREAD else 0
         with self._lock:
@@ -83,12 +83,12 @@ class Handles:
             return known[key]
 
     def turn(self, ordinal: int) -> Turn:
-        """Return what whoever launches by the handle of a device holds until the launch has ended."""
+        """Return the `Turn` of a device's handle, which a thread holds until its launch by the handle has ended."""
         with self._lock:
             return self._turns.setdefault(ordinal, Turn(RLock(), []))
 
     def keep_spare(self, ordinal: int) -> None:
-        """Make the spare handle of a device if there is none: a stream that is captured may need it."""
+        """Make the spare handle of a device if there is none; a captured stream may need it."""
         with self._lock:
             if ordinal not in self._spare:
                 self._spare[ordinal] = self._made(ordinal)

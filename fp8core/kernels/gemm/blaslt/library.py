@@ -1,4 +1,4 @@
-"""A BLASLt library found, loaded and called by ctypes: every status is checked under its call's name."""
+"""Finds, loads and calls a BLASLt library by ctypes; every status is checked and reported with the call's name."""
 
 import ctypes
 import struct
@@ -30,23 +30,23 @@ PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "MatmulAlgoGetHeuristic": (_P, _P, _P, _P, _P, _P, _P, _INT, _P, _P),
     "Matmul": (_P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _P, _SIZE, _P),
 }
-"""The arguments of each function after its prefix; all return a status."""
+"""The argument types of each function, by its name without the prefix; all return a status."""
 CUBLASLT_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "MatmulAlgoCheck": (_P, _P, _P, _P, _P, _P, _P, _P),
     "MatmulAlgoConfigGetAttribute": (_P, _INT, _P, _SIZE, _P),
 }
-"""Of functions that hipBLASLt does not have."""
+"""The same for functions that hipBLASLt does not have."""
 
 
 class Library:
     """A loaded BLASLt library: checked calls, and its handles.
 
     Args:
-        dialect: how the library spells things.
-        path: what dlopen is given.
+        dialect: the library's names and numbers.
+        path: the argument of dlopen.
 
     Raises:
-        BackendError: the file cannot be loaded, or lacks a function.
+        BackendError: the file cannot be loaded or lacks a function.
     """
 
     def __init__(self, dialect: Dialect, path: str) -> None:
@@ -66,18 +66,18 @@ class Library:
         return f"{self.dialect.name} ({self.path})"
 
     def function(self, name: str) -> "ctypes._NamedFuncPointer":
-        """Return the function ``name`` (without the prefix), its argument types set."""
+        """Return the function ``name`` (without the prefix), with its argument types."""
         function: ctypes._NamedFuncPointer = getattr(self._dll, self.dialect.prefix + name)
         return function
 
     def untyped(self, name: str) -> Callable[..., int]:
-        """Return the function ``name`` without argument types, for arguments that `ctypes` has converted already."""
+        """Return the function ``name`` without argument types, for arguments that are already `ctypes` objects."""
         function: Callable[..., int] = self._dll[self.dialect.prefix + name]
         return function
 
     @property
     def version(self) -> int | None:
-        """As GetVersion counts, 130100 for 13.1.0; None of hipBLASLt, which reports it for a handle only."""
+        """The version as GetVersion counts, 130100 for 13.1.0; None for hipBLASLt, which reports it per handle only."""
         if self.dialect.platform != "cuda":
             return None
         get = self.function("GetVersion")
@@ -97,13 +97,13 @@ class Library:
 
 
 class Handle:
-    """A descriptor of a library, destroyed with the object.
+    """A descriptor of a library, which is destroyed with the object.
 
     Args:
-        library: where it comes from.
+        library: the library that makes it.
         kind: "MatmulDesc", "MatrixLayout" or "MatmulPreference".
         arguments: of its Create function, after the address of the result.
-        subject: what it is made for, for the text of an error.
+        subject: the product that it is made for, for error messages.
     """
 
     __slots__ = ("__weakref__", "_kind", "_library", "_subject", "handle")
@@ -117,7 +117,7 @@ class Handle:
         weakref.finalize(self, library.function(f"{kind}Destroy"), self.handle).atexit = False
 
     def set(self, attribute: str, value: int) -> None:
-        """Set an attribute by its name, in the width that the library wants; one that the library lacks is left."""
+        """Set an attribute by its name, in the width that the library takes; ignore one that the library lacks."""
         dialect = self._library.dialect
         numbers = dialect.preferences if self._kind == "MatmulPreference" else dialect.attributes
         if attribute not in numbers:
@@ -130,7 +130,7 @@ class Handle:
 
 @cache
 def find(platform: Platform) -> Library | str:
-    """Return the BLASLt library of a platform, or why there is none; loaded on the first call."""
+    """Return the BLASLt library of a platform, or why there is none; the first call loads it."""
     dialect = DIALECTS[platform]
     reasons: list[str] = []
     reason = refusal(dialect)

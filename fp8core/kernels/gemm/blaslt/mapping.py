@@ -1,4 +1,4 @@
-"""A scaled product in the terms of a BLASLt library: its modes of scales, and what of its operands has to be moved."""
+"""A scaled product in the terms of a BLASLt library: its scale modes, and the operands that have to be copied."""
 
 from typing import Final
 
@@ -15,19 +15,19 @@ SCALES: Final[dict[tuple[str, str], Scales]] = {
     ("group", "block"): "group x block",
     ("group", "group"): "group x group",
 }
-"""How a library takes granularities of scale_a and scale_b; it has no mode for another pair."""
+"""The scales that a library takes, by the granularities of scale_a and scale_b; it has no mode for other pairs."""
 
 VECTOR_ALIGNMENT: Final = 16
-"""cuBLASLt 13.1 answers a product with status 15 when a scale's address is not divisible by this (H200)."""
+"""cuBLASLt 13.1 fails with status 15 if the address of a scale is not divisible by this (H200)."""
 
 GELU: Final = "gelu_tanh"
-"""The activation that the libraries have by themselves, of those that products have."""
+"""The only activation of products that the libraries have, too."""
 FOUR: Final = 4
-"""The libraries' VEC128 scales want m divisible by this; pad_m.py and split_m.py have products of other m."""
+"""The libraries' VEC128 scales need m divisible by this; pad_m.py and split_m.py handle other m."""
 
 
 def product(p: ScaledMm, m: int | None = None) -> Product:
-    """Return ``p``, or as many of its rows as ``m``, as the library's own product with all that it does by itself."""
+    """Return ``p``, or its first ``m`` rows, as a product of the library, with all that the library can do itself."""
     scales = SCALES[p.scale_a, p.scale_b]
     return Product(
         target=p.target,
@@ -41,7 +41,7 @@ def product(p: ScaledMm, m: int | None = None) -> Product:
         bias=p.bias,
         out_scale=p.out_scale,
         amax=p.amax,
-        fast_accum=p.use_fast_accum and not scales.startswith("group"),  # refused there with status 15
+        fast_accum=p.use_fast_accum and not scales.startswith("group"),  # else status 15
         lda=p.lda,
         ldb=p.ldb,
         ldo=p.ldo,
@@ -52,14 +52,14 @@ def product(p: ScaledMm, m: int | None = None) -> Product:
 
 
 def accumulation(p: ScaledMm) -> Product:
-    """Return the product of ``p`` without scales and all that follows them, into dense rows of fp32."""
+    """Return the product of ``p`` in dense rows of fp32, without scales and without all that follows them."""
     return product(p._replace(scale_a="tensor", scale_b="tensor", activation="", beta=0.0))._replace(
         scales="unit", out="float32", ldo=p.n, bias="", out_scale=False, amax=False
     )
 
 
 def relayouts(p: ScaledMm) -> tuple[Relayout, Relayout]:
-    """Return what scale_a and scale_b need; `NOTHING` of one that is stored as the library takes it."""
+    """Return the relayouts of scale_a and scale_b; `NOTHING` for one that the library takes as it is."""
     weight, tokens = modes(p)
     first = relayout_of(tokens, p.scale_a_strides, p.m, p.k)
     second = relayout_of(weight, p.scale_b_strides, p.n, p.k)
@@ -68,12 +68,12 @@ def relayouts(p: ScaledMm) -> tuple[Relayout, Relayout]:
 
 
 def moved_bias(p: ScaledMm) -> int:
-    """Return how many numbers of the bias have to be copied to an aligned address."""
+    """Return how many numbers of a bias have to be copied to an aligned address."""
     return p.n if p.bias and p.vectors_alignment < VECTOR_ALIGNMENT else 0
 
 
 def modes(p: ScaledMm) -> tuple[ScaleMode, ScaleMode]:
-    """Return the library's modes of the weight's scale and of the tokens'."""
+    """Return the library's modes for the scales of the weight and of the tokens."""
     return MODES[SCALES[p.scale_a, p.scale_b]]
 
 
@@ -83,4 +83,4 @@ NATIVE_BIAS: Final[dict[str, tuple[str, ...]]] = {
     "float32": ("bfloat16",),
     **dict.fromkeys(FORMATS, ("bfloat16", "float16")),
 }
-"""The biases that the libraries add by themselves, by the dtype of the result."""
+"""The dtypes of a bias that the libraries can add, by the dtype of the result."""

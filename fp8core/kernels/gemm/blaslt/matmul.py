@@ -1,4 +1,4 @@
-"""The call of a library's product, made ready."""
+"""Prepares the call of a library's product."""
 
 import ctypes
 from typing import Final
@@ -14,11 +14,11 @@ _ONE: Final = ctypes.c_float(1.0)
 
 
 def plan(product: Product, number: int = 0) -> Matmul:
-    """Return the call of the library's algorithm ``number`` in the order of `query.algorithms`, made ready.
+    """Return a prepared call of the library's algorithm ``number``, in the order of `query.algorithms`.
 
-    An out_scale is given as the library takes it: what a result is multiplied by.
+    The call takes an out_scale as the library does: the number by which results are multiplied.
 
-    A descriptor holds addresses, so it is shared mutable state: each call takes one from a pool.
+    A descriptor contains addresses, so it is mutable state: each call takes one from a pool.
 
     Raises:
         BackendError: the library offers no such algorithm, or a descriptor cannot be made.
@@ -27,7 +27,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
     library = find(product.target.platform)
     assert isinstance(library, Library)
     ordinal = product.target.device
-    address = ctypes.c_void_p.from_param  # converts once: the call has no argument types, which would do so each time
+    address = ctypes.c_void_p.from_param  # converts once: argument types would convert in every call
     per_stream = library.dialect.handle_a_stream
     of_device = library.handles.of_device(ordinal)
     shared = address(of_device)
@@ -57,7 +57,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
             operation.point(pointers)
         out_at = address(out)
         handle, addend_at = shared, out_at if accumulates else None
-        if per_stream:  # and its C is described as its D
+        if per_stream:  # hipBLASLt, whose C is described as its D
             stream = device.known(stream)
             handle, addend_at = address(of_stream.get(stream) or handle_of(stream)), out_at
         arguments = (

@@ -1,4 +1,4 @@
-"""Scales, bias and copies brought into the layouts that the BLAS libraries want, on the device, by one launch."""
+"""One launch that copies scales, bias and codes into the layouts that the BLAS libraries take."""
 
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -15,7 +15,7 @@ BLOCKS_PER_MULTIPROCESSOR: Final = 8
 
 
 class RelayoutArgs(NamedTuple):
-    """Of relayout: three matrices of scales, 16-bit numbers to copy, and a number to invert."""
+    """The arguments of relayout: three matrices of scales, 16-bit numbers to copy, and a number to invert."""
 
     in0: Pointer
     out0: Pointer
@@ -49,7 +49,7 @@ Move = Callable[[int, tuple[int, int, int], tuple[int, int, int], tuple[int, int
 
 
 class Relayout(NamedTuple):
-    """A strided matrix of fp32 scales, ``[rows, cols]``, and the rows of ``ld`` floats that it is to become."""
+    """A strided matrix of fp32 scales, ``[rows, cols]``, to copy into dense rows of ``ld`` floats."""
 
     row_stride: int
     col_stride: int
@@ -59,7 +59,7 @@ class Relayout(NamedTuple):
 
     @property
     def done(self) -> bool:
-        """Whether the matrix is stored so already."""
+        """Whether the matrix already has that layout."""
         return (
             (self.rows <= 1 or self.row_stride == self.ld)
             and (self.cols <= 1 or self.col_stride == 1)
@@ -73,15 +73,15 @@ class Relayout(NamedTuple):
 
 
 NOTHING: Final = Relayout(0, 0, 0, 0, 0)
-"""A place of the kernel that is not used."""
+"""A matrix of the kernel that is not used."""
 
 
 def relayout_of(mode: ScaleMode, strides: tuple[int, int], rows: int, k: int) -> Relayout:
-    """Return what a scale of ``rows`` rows of k elements needs.
+    """Return the relayout of the scales of ``rows`` rows of k elements.
 
     Args:
-        mode: what the library is to take it as.
-        strides: of the scale as a matrix over (rows or blocks of rows, blocks of k), 0 where it is broadcast.
+        mode: the mode in which the library takes them.
+        strides: of the scales as a matrix over (rows or blocks of rows, blocks of k), 0 where broadcast.
         rows: m of the tokens, n of the weight.
         k: the shared axis.
     """
@@ -91,18 +91,18 @@ def relayout_of(mode: ScaleMode, strides: tuple[int, int], rows: int, k: int) ->
             return Relayout(0, 0, 1, 1, 1)
         case "OUTER_VEC":
             return Relayout(0, strides[0], 1, rows, rows)
-        case "VEC128":  # the library wants the tokens, or the channels, next to each other
+        case "VEC128":  # tokens, or channels, are contiguous
             return Relayout(strides[1], strides[0], blocks, rows, rows)
-        case "BLK128x128":  # it wants the blocks of k next to each other, in rows of a multiple of four
+        case "BLK128x128":  # blocks of k are contiguous, in rows of a multiple of four
             return Relayout(strides[0], strides[1], -(-rows // BLOCK), blocks, round_up(blocks, 4))
 
 
 def plan_moves(target: Target, places: tuple[Relayout, Relayout, Relayout], halves: int = 0) -> Move:
     """Return ``move(stream, sources, results, bias, out_scale)``, one launch.
 
-    ``sources`` and ``results`` hold the addresses of each place (any where it is `NOTHING`). ``bias`` says from where
-    to where ``halves`` 16-bit numbers, or twice as many bytes, are copied, ``out_scale`` where an fp32 number stands
-    (0: none) and where its reciprocal goes.
+    ``sources`` and ``results`` are the addresses of each matrix (any address for `NOTHING`). ``bias`` is the source and
+    the destination of ``halves`` 16-bit numbers, or twice as many bytes; ``out_scale`` is the address of an fp32 number
+    (0: none) and that of its reciprocal.
     """
     launcher = jit.prepare(target, "gemm/relayout", "relayout", {}, RelayoutArgs, block=THREADS)
     most = max(halves, *(place.rows * place.ld for place in places))

@@ -1,4 +1,4 @@
-"""How long an algorithm of cuBLASLt is likely to take on Hopper, judged by its tile, its cluster and its workspace.
+"""The estimated time of a cuBLASLt algorithm on Hopper, from its tile, its cluster and its workspace.
 
 The constants are fitted by `python -m bench.fit_estimates` to products of `bench/choice_cases.py`, on an H200, and
 judged on others (tests/package/test_choice.py; experiments/2026-11-choice).
@@ -15,86 +15,86 @@ from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
-"""Of cuBLASLt, whose algorithms were timed."""
+"""Versions of cuBLASLt whose algorithms were timed."""
 LAUNCH_US: Final = 3.293
-"""Of a launch and of filling the pipelines, when weights come from memory."""
+"""Time of a launch and of filling the pipeline, if weights come from memory."""
 PRODUCT_US: Final = 1.551e-5
-"""Of a multiprocessor, for one result of a tile and a k-block of 128."""
+"""Time of a multiprocessor per result of a tile and k-block of 128."""
 BLOCKWISE: Final = 1.003
-"""Times as much with scales that change along k."""
+"""Factor on that with scales that change along k."""
 COOPERATIVE: Final = 1.077
-"""Times as much for a k-block of a tile that all consumers of a block share: nothing is multiplied while it ends."""
+"""Factor on a k-block of a tile that all consumers of a block share: they multiply nothing during its epilogue."""
 LOAD_US: Final = 0.0008108
-"""Of a multiprocessor, for a row of 128 codes that it loads while all of them load. Blocks of a cluster share what they
-have in common."""
+"""Time of a multiprocessor per row of 128 codes that it loads while all of them load. Blocks of a cluster share the
+loads of rows that they have in common."""
 DELIVERY_US: Final = 0.0005902
-"""More of that, for a row that comes into its shared memory, whoever loads it."""
+"""Addition per row that arrives in a multiprocessor's shared memory, whichever block loads it."""
 UNALIGNED: Final = 0.4399
-"""The part by which loads take longer where rows do not begin at multiples of `SECTOR` bytes."""
+"""Fraction by which loads take longer if rows do not begin at multiples of `SECTOR` bytes."""
 SECTORS: Final = 0.1635
-"""The same where they do, but not at multiples of 128."""
+"""The same if they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 ZEROS: Final = 2.273
-"""How many rows more each row counts for that a tile has beyond those of a, and that TMA fills with zeros."""
+"""Each row of a tile beyond those of a, which TMA fills with zeros, counts as so many further rows."""
 SHARED_US: Final = 0.0002874
-"""Of a multiprocessor, for a row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
+"""Time of a multiprocessor per row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
 K_BLOCK_US: Final = 0.02146
-"""Of a k-block, whatever the tile."""
+"""Time per k-block, whatever the tile."""
 ROUND_US: Final = 0.2379
-"""Of a tile's end, whatever its size."""
+"""Time of a tile's epilogue, whatever its size."""
 RESULT_US: Final = 6.236e-5
 VECTOR_RESULT_US: Final = 1.062e-5
 BLOCKWISE_RESULT_US: Final = 2.056e-5
-"""Of a tile's end, for one result, and more of it with vectors of scales and with scales that change along k."""
+"""Time of a tile's epilogue per result, and additions to it with scales per row and channel and with scales along k."""
 BESIDE: Final = 2.692
-"""Times as long a tile's end takes while another tile is multiplied."""
+"""Factor on a tile's epilogue while another tile is multiplied."""
 HEAT: Final = 0.4316
 BLOCKWISE_HEAT: Final = 0.5085
-"""What a k-block takes more in a product of many rounds, as the clock falls; of a few of them, a part of it."""
+"""Fraction by which k-blocks take longer in a product of many rounds, as the clock falls; with few rounds, less."""
 HOT_US: Final = 54.96
-"""Of k-blocks in a row, after which half of HEAT shows."""
+"""Time of k-blocks after which half of that fraction applies."""
 WHOLE_ROUNDS: Final = 1.071
-"""By which part the time grows with whole rounds; by the rest it grows with tiles."""
+"""Share of the time that grows with whole rounds; the rest grows with tiles."""
 BYTES_A_US: Final = 4.14e6
-"""From memory."""
+"""Memory bandwidth, in bytes per microsecond."""
 OVERLAP: Final = 4.37
-"""The exponent of the norm that joins the times of the memory, of the loads and of the multiprocessors: the greatest
-hides most."""
+"""Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the loads and of the
+multiprocessors."""
 COUNTER_US: Final = 2.651
-"""Of clearing a counter of tiles, a workspace of a few bytes, before the launch."""
+"""Time of clearing a tile counter, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
 SPLIT_US: Final = 2.623
 PARTIAL_US: Final = 2.56e-6
-"""Of adding up the parts of a k that is split, and for one number of one part."""
+"""Time of the split-K reduction, and its addition per result and part of k."""
 FITTED: Final = (
     *("LAUNCH_US", "PRODUCT_US", "BLOCKWISE", "COOPERATIVE", "LOAD_US", "DELIVERY_US", "UNALIGNED", "SECTORS", "ZEROS"),
     *("SHARED_US", "K_BLOCK_US", "ROUND_US", "RESULT_US", "VECTOR_RESULT_US", "BLOCKWISE_RESULT_US", "BESIDE", "HEAT"),
     *("BLOCKWISE_HEAT", "HOT_US", "WHOLE_ROUNDS", "BYTES_A_US", "OVERLAP", "COUNTER_US", "SPLIT_US", "PARTIAL_US"),
 )
-"""The names of the numbers above that `python -m bench.fit_estimates` finds."""
+"""The constants above that `python -m bench.fit_estimates` fits."""
 WGMMA_M: Final = 64
 """The M side of `wgmma`."""
 LARGE_TILE: Final = 192 * 128
-"""From here on a tile takes all consumers of a block, where the library does not say it."""
+"""Results of a tile from which all consumers of a block are assumed to share it, if the library does not tell."""
 
 _NAMED: Final = (
     "8x8 8x16 16x8 8x32 16x16 32x8 8x64 16x32 32x16 64x8 32x32 32x64 64x32 32x128 64x64 128x32 64x128 128x64 "
     "64x256 128x128 256x64 64x512 128x256 256x128 512x64 64x96 96x64 96x128 128x160 160x128 192x128 128x192 128x96 "
     "32x256 256x32"
 )
-"""cublasLtMatmulTile_t from 1 on; what follows them in cublasLt.h keeps to a rule."""
+"""cublasLtMatmulTile_t from 1 on; the values that follow these in cublasLt.h obey a rule (see `tiles`)."""
 _SMALL_CLUSTERS: Final = (1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4), (4, 4)
 _LARGE_CLUSTERS: Final = (8, 1), (1, 8), (8, 2), (2, 8), (16, 1), (1, 16)
 CLUSTERS: Final = dict(enumerate((*_SMALL_CLUSTERS, *_LARGE_CLUSTERS), 2))
 """cublasLtClusterShape_t: blocks along the channels, and along the tokens."""
 _TILE_ID, _SPLITK_NUM, _CUSTOM_OPTION, _CLUSTER_SHAPE_ID = (1, 4), (2, 4), (5, 4), (8, 2)
-"""Of cublasLtMatmulAlgoConfigAttributes_t, with their bytes."""
+"""Values of cublasLtMatmulAlgoConfigAttributes_t, and the bytes of each attribute."""
 
 
 @cache
 def tiles() -> dict[int, tuple[int, int]]:
-    """Return the tiles by their numbers in cublasLt.h: channels x tokens, in the orientation of `product`."""
+    """Return the tiles by their numbers in cublasLt.h, as channels x tokens."""
     named = [(int(rows), int(cols)) for rows, cols in (name.split("x") for name in _NAMED.split())]
     steps = range(8, 769, 8), range(64, 769, 64)
     for (all_rows, all_cols), most in ((steps, 768 * 64), (steps[::-1], 256 * 256)):
@@ -105,7 +105,7 @@ def tiles() -> dict[int, tuple[int, int]]:
 
 
 class Config(NamedTuple):
-    """What is known of an algorithm: its tile of channels x tokens (0 x 0: unknown), parts of k, and its cluster."""
+    """An algorithm's tile of channels x tokens (0 x 0: unknown), parts of k, and cluster."""
 
     channels: int
     tokens: int
@@ -113,12 +113,12 @@ class Config(NamedTuple):
     cluster_channels: int
     cluster_tokens: int
     custom: int | None = None
-    """The library's custom option, where its meaning is known. Bit 0: channels are on the M side of `wgmma`, else
-    tokens; bit 2: all consumers of a block share a tile, else they alternate."""
+    """The library's custom option, if its meaning is known. Bit 0: channels are on the M side of `wgmma`, else tokens;
+    bit 2: all consumers of a block share a tile, else they alternate (ping-pong)."""
 
     @classmethod
     def of(cls, library: Library, algorithm: bytes) -> "Config":
-        """Return what the library says of one of its algorithms."""
+        """Return the config of an algorithm, from the library's attributes."""
         tile = tiles().get(attribute(library, algorithm, _TILE_ID), (0, 0))
         cluster = CLUSTERS.get(attribute(library, algorithm, _CLUSTER_SHAPE_ID), (1, 1))
         split = max(1, attribute(library, algorithm, _SPLITK_NUM))
@@ -137,7 +137,7 @@ class Config(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What the time of a product depends on, beside the algorithm."""
+    """The properties of a product that its time depends on, beside the algorithm."""
 
     m: int
     n: int
@@ -147,15 +147,15 @@ class Work(NamedTuple):
     blockwise: bool
     """Whether scales change along k."""
     out_bytes: int
-    """Of one result."""
+    """Bytes per result."""
     multiprocessors: int
 
 
 def us(work: Work, config: Config, workspace_bytes: int) -> float:
-    """Return the microseconds that an algorithm is likely to take; infinite for a tile that is not known.
+    """Return the estimated microseconds of an algorithm; infinite if its tile is unknown.
 
-    A tile takes as long for a k-block as its products or its reads of shared memory, whichever is longer. Tiles come in
-    rounds over the device, and all of it takes no less than the memory and the loads need.
+    A k-block of a tile takes as long as its products or its shared-memory traffic, whichever is longer. Tiles are made
+    in rounds over the device. The product takes no less than the memory and the loads need.
     """
     channels, tokens, split_k, along_n, along_m = config[:5]
     if not channels:
@@ -172,7 +172,7 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
     end = ROUND_US + channels * tokens * result
     if config.cooperative:
         busy = rounds_paid * (products + end)
-    else:  # one tile ends while the other is multiplied
+    else:  # the epilogue of one tile overlaps with the products of another
         busy = (rounds_paid - 1) * max(products, (products + BESIDE * end) / 2) + products + end
     zeros = ZEROS * max(0, tokens - work.m)
     rows = channels / along_m + tokens / along_n
@@ -189,7 +189,7 @@ def us(work: Work, config: Config, workspace_bytes: int) -> float:
 
 
 def counts_tiles(workspace_bytes: int) -> bool:
-    """Return whether a workspace is a counter of tiles."""
+    """Return whether a workspace is a tile counter."""
     return 0 < workspace_bytes <= COUNTER_BYTES
 
 
@@ -199,7 +199,7 @@ def moved_bytes(work: Work) -> int:
 
 
 def whole_tiles(work: Work, config: Config) -> tuple[int, int]:
-    """Return the tiles along the channels and along the tokens: whole clusters."""
+    """Return the number of tiles along the channels and along the tokens, in whole clusters."""
     channels, tokens, _, along_n, along_m = config[:5]
     along = ceil_div(ceil_div(work.n, channels), along_n) * along_n
     return along, ceil_div(ceil_div(work.m, tokens), along_m) * along_m
@@ -211,7 +211,7 @@ def _blocks(work: Work, config: Config) -> int:
 
 
 def _k_block_us(work: Work, config: Config) -> float:
-    """Return what a tile takes for a k-block, if nothing else were going on."""
+    """Return the microseconds of a tile for a k-block, without waiting for loads."""
     channels, tokens = config[:2]
     rows, columns = (channels, tokens) if config.channels_first else (tokens, channels)
     slices = ceil_div(rows, WGMMA_M)
@@ -221,7 +221,7 @@ def _k_block_us(work: Work, config: Config) -> float:
 
 
 def attribute(library: Library, algorithm: bytes, which: tuple[int, int]) -> int:
-    """Return an attribute of an algorithm by its number and its bytes; 0 of one that it lacks."""
+    """Return an attribute of an algorithm by its number and its bytes; 0 if the algorithm lacks it."""
     value, written = ctypes.c_uint32(), ctypes.c_size_t()
     status = library.function("MatmulAlgoConfigGetAttribute")(
         algorithm, which[0], ctypes.addressof(value), which[1], ctypes.addressof(written)

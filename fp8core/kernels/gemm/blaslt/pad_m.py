@@ -1,4 +1,4 @@
-"""Block-scaled products of cuBLASLt for numbers of rows that 4 does not divide: padded copies, up to a size."""
+"""Block-scaled products of cuBLASLt for numbers of rows that are not multiples of 4: by padded copies, up to a size."""
 
 from typing import Final
 
@@ -11,18 +11,19 @@ from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves, relayout_of
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 MOST_PADDED: Final = 256
-"""Up to two of the library's tiles of tokens, copies cost less than a second read of the weight (2026-11-many-rows)."""
+"""Rows up to which copies cost less than a second read of the weight: two of the library's tiles of tokens
+(2026-11-many-rows)."""
 
 
 def padded_product(p: ScaledMm) -> Product:
-    """Return the product of ``p`` with rows up to a multiple of four, between dense copies of a and of the result."""
+    """Return the product of ``p`` with m rounded up to a multiple of four, on dense copies of a and of the result."""
     return product(p, round_up(p.m, FOUR))._replace(lda=p.k, ldo=p.n)
 
 
 def plan_pad_m(p: ScaledMm) -> Matmul:
-    """Return one product of cuBLASLt between two copies; the rows that are added hold what the scratch held.
+    """Return one product of cuBLASLt between two copies; the padding rows contain whatever the scratch contains.
 
-    A row of the result depends on its own row of a alone, so that nothing of them is seen.
+    A row of the result depends only on its own row of a, so the padding affects no result.
     """
     dense = padded_product(p)
     multiply, rows = matmul.plan(dense), dense.m

@@ -1,4 +1,4 @@
-"""Where a BLASLt library may lie: what dlopen is given, in this order."""
+"""Where to find a BLASLt library: the arguments that dlopen gets, in this order."""
 
 import ctypes
 import os
@@ -14,13 +14,13 @@ RUNTIME_OF: Final[dict[str, str]] = {
     "libhipblaslt.so.1": f"{loaded.HIP_RUNTIME}.so.7",
     "libhipblaslt.so.0": f"{loaded.HIP_RUNTIME}.so.6",
 }
-"""The HIP runtime that each hipBLASLt is linked to: with another one it would bring its own along."""
+"""The HIP runtime that each hipBLASLt is linked to: beside another one it would load its own."""
 _SIBLINGS: Final = "_rocm_sdk_libraries*"
-"""Where TheRock's wheels have the libraries, beside the folder _rocm_sdk_core of the runtime."""
+"""The folder of the libraries in TheRock's wheels, beside the runtime's folder _rocm_sdk_core."""
 
 
 def candidates(dialect: Dialect) -> Iterator[str]:
-    """Yield what dlopen may be given: what the process has loaded, then wheels, then the system's."""
+    """Yield arguments for dlopen: libraries that the process has loaded, then those of wheels, then the system's."""
     for name in dialect.sonames:
         if is_loaded(name):
             yield name
@@ -34,9 +34,9 @@ def candidates(dialect: Dialect) -> Iterator[str]:
 
 
 def beside_the_runtime(dialect: Dialect) -> Iterator[str]:
-    """Yield the libraries that belong to the HIP runtime that is mapped: any other may map a second runtime.
+    """Yield the libraries that belong to the HIP runtime that is mapped.
 
-    A second one comes with a library of another installation, as that of a PyTorch that is installed and not imported.
+    A library of another installation, such as a PyTorch that is installed but not imported, may map a second runtime.
     """
     runtime = loaded.hip_runtime()
     if isinstance(runtime, Path):
@@ -48,7 +48,7 @@ def beside_the_runtime(dialect: Dialect) -> Iterator[str]:
 
 
 def is_loaded(name: str) -> bool:
-    """Return whether the process has loaded a library of this name; it is not loaded by that."""
+    """Return whether the process has loaded a library of this name, without loading it."""
     try:
         ctypes.CDLL(name, mode=os.RTLD_NOLOAD)
     except OSError:
@@ -57,6 +57,6 @@ def is_loaded(name: str) -> bool:
 
 
 def refusal(dialect: Dialect) -> str | None:
-    """Return why no library of a platform may be used in this process, in words, or None."""
+    """Return why no library of a platform may be used in this process, or None."""
     runtime = loaded.hip_runtime() if dialect.platform == "hip" else None
     return f"{dialect.name} is not used: {runtime}" if isinstance(runtime, str) else None

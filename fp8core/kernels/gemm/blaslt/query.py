@@ -1,4 +1,4 @@
-"""Which algorithms a library's heuristic offers for a product, or why none: asked once a product."""
+"""The algorithms that a library's heuristic offers for a product, or the reason for none: queried once per product."""
 
 import ctypes
 import hashlib
@@ -18,10 +18,10 @@ from fp8core.table import PLANS_KEPT, Refusal, Unknown
 
 CANDIDATES_ASKED: Final = 8
 COUNTERS_OPTIONAL: Final = MEASURED_VERSIONS
-"""Versions of cuBLASLt that check an algorithm for vectors of scales as needing a counter of tiles, and run it without
-one: all 165 that were tried on an H200, to the same bits (experiments/2026-11-choice)."""
+"""Versions of cuBLASLt that report a tile counter as needed by algorithms with scale vectors, but run them without one:
+all 165 algorithms that were tried on an H200, to the same bits (experiments/2026-11-choice)."""
 SOME_ADDRESS: Final = 4096
-"""Stands for an operand in a query: the library reads which addresses are given, not what they point to."""
+"""Placeholder for an operand in a query: the library looks at which addresses are given, not at their memory."""
 
 
 class Candidate(NamedTuple):
@@ -30,16 +30,16 @@ class Candidate(NamedTuple):
     algorithm: bytes
     workspace_bytes: int
     waves: float
-    """How often the product fills the device."""
+    """How many times the product's blocks fill the device."""
 
     us: float | None = None
-    """How long it is estimated to take, where a model was fitted, on Hopper, and knows the tile."""
+    """The estimated time, on Hopper, where a model was fitted, and if that knows the tile."""
 
     @property
     def name(self) -> str:
-        """What one version of the library on one kind of device knows the algorithm by, in every process.
+        """The algorithm's name, the same in every process with one version of the library and one kind of device.
 
-        With a workspace the same algorithm does something else than without.
+        It covers the workspace, with which the same algorithm computes differently than without.
         """
         return hashlib.sha256(self.algorithm + self.workspace_bytes.to_bytes(8, "little")).hexdigest()[:16]
 
@@ -57,19 +57,19 @@ def absence(target: Target) -> Unknown | None:
 
 
 def refusal(product: Product) -> Refusal | Unknown | None:
-    """Return why the library cannot compute ``product``, in its own terms, or None when it offers an algorithm.
+    """Return why the library cannot compute ``product``, in its own terms, or None if it offers an algorithm.
 
-    Unknown is what a library on another machine would say.
+    The answer of a library that is not on this machine is Unknown.
     """
     asked = _ask(product)
     return asked if isinstance(asked, str) else None
 
 
 def algorithms(product: Product) -> tuple[Candidate, ...]:
-    """Return the algorithms that the library offers, the one that it would take first.
+    """Return the algorithms that the library offers, best first.
 
     Raises:
-        BackendError: there is none; the message says what the library answered.
+        BackendError: there is none; the message has the library's answer.
     """
     asked = _ask(product)
     if isinstance(asked, str):
@@ -101,14 +101,14 @@ def _ask(product: Product) -> tuple[Candidate, ...] | Refusal | Unknown:
 
 
 def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidate, ...]:
-    """Return what the library offers for ``product``: best first, by its own word, or on Hopper by `ordering.us`.
+    """Return the library's algorithms for ``product``, best first: in its own order, or on Hopper by estimates.
 
-    On Hopper it is asked with and without a workspace, as otherwise split k crowds out what is often better. And for
-    vectors of scales its heuristic knows a single kernel, while most of what it offers for a scale each can apply
-    vectors just as well, which the library confirms when it is asked about one algorithm.
+    On Hopper it is queried with and without a workspace: with one alone, split-k algorithms crowd out others that are
+    often better. For vectors of scales its heuristic offers a single kernel, but most algorithms that it offers for a
+    scale per tensor can apply vectors, too; the library confirms that when it is asked about one algorithm.
 
     Raises:
-        BackendError: a call failed; "not supported" comes as an error or as no candidate, as the library likes.
+        BackendError: a call failed. The library reports "not supported" either as an error or as no candidate.
     """
     query = HeuristicQuery(library, handle, product)
     found = query.offered(library.dialect.workspace_bytes)
@@ -130,14 +130,14 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
 
 
 def work_of(product: Product) -> Work:
-    """Return what the time of a product depends on."""
+    """Return the properties of a product that its time depends on."""
     blockwise, vectors = product.scales.startswith("group"), product.scales == "row"
     out_bytes, multiprocessors = ITEMSIZE[product.out], product.target.multiprocessors
     return Work(product.m, product.n, product.k, vectors, blockwise, out_bytes, multiprocessors)
 
 
 class HeuristicQuery:
-    """A product in the library's descriptors, about which it can be asked.
+    """A product in the library's descriptors, for queries about it.
 
     Raises:
         BackendError: a descriptor cannot be made.
@@ -175,9 +175,9 @@ class HeuristicQuery:
         return tuple(candidate for candidate, status in read if status == 0)
 
     def takes(self, candidate: Candidate) -> bool:
-        """Return whether the library would run this product by an algorithm that it offered for another.
+        """Return whether the library runs this product by an algorithm that it has offered for another one.
 
-        To an algorithm that it offered without the counter of tiles that it asks for here, it need not be given: see
+        If it asks here for a tile counter, without which it has offered the algorithm, that is not needed: see
         `COUNTERS_OPTIONAL`.
         """
         result = ctypes.create_string_buffer(self._library.dialect.result_bytes)
@@ -190,14 +190,14 @@ class HeuristicQuery:
         return status == 0 and result_status == 0 and checked.workspace_bytes <= given
 
     def _read(self, raw: bytes) -> tuple[Candidate, int]:
-        """Return the offer and the status of a heuristic's result."""
+        """Return the candidate and the status of a heuristic result."""
         size = self._library.dialect.algorithm_bytes
         result = Result.from_buffer_copy(raw, size)
         return Candidate(raw[:size], result.workspace_bytes, result.waves), result.status
 
 
 class Result(ctypes.Structure):
-    """What follows the algorithm in a heuristic's result."""
+    """The fields that follow the algorithm in a heuristic result."""
 
     _fields_ = (("workspace_bytes", ctypes.c_size_t), ("status", ctypes.c_int), ("waves", ctypes.c_float))
     workspace_bytes: int

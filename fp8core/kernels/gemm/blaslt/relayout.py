@@ -1,4 +1,4 @@
-"""A product of a library after one launch that brings scales, bias and 1 / out_scale into its form."""
+"""A product of a library after one launch that gives scales, bias and 1 / out_scale the form that it takes."""
 
 from fp8core.kernels.encodings import scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready

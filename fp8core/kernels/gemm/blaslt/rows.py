@@ -1,4 +1,4 @@
-"""The rows of `scaled_mm` that multiply by a BLASLt library: alone, or with launches of ours before and after it."""
+"""The rows of `scaled_mm` that multiply by a BLASLt library, alone or with launches of fp8core before and after it."""
 
 from collections.abc import Callable
 from typing import Final
@@ -31,7 +31,7 @@ from fp8core.table import Kernel, Refusal, Requirement, Unknown
 
 
 def offered(make: Callable[[ScaledMm], Product]) -> Requirement:
-    """Require that the library offers an algorithm for the product that ``make`` makes of a problem."""
+    """Require that the library offers an algorithm for ``make(problem)``."""
 
     def check(p: ScaledMm) -> Refusal | Unknown | None:
         return query.refusal(make(p))
@@ -40,7 +40,7 @@ def offered(make: Callable[[ScaledMm], Product]) -> Requirement:
 
 
 def plan_direct(p: ScaledMm, number: int = 0) -> Matmul:
-    """Return the library's product by its algorithm ``number``: what it is given is what it takes."""
+    """Return the library's product by its algorithm ``number``, with the operands as they are."""
     return matmul.plan(product(p), number)
 
 
@@ -55,11 +55,11 @@ def accumulations(p: ScaledMm) -> tuple[str, ...]:
 
 
 RELAYOUT_US: Final = 1.25
-"""Of a launch of ours before the library's that copies little."""
+"""Time of an fp8core launch that copies little, before the library's."""
 
 
 def beside(us: Callable[[ScaledMm, float], float], make: Callable[[ScaledMm], Product]) -> Estimate:
-    """Return the estimate of a product of the library and of what ``us`` adds to it, or None."""
+    """Return an estimate, or None: ``us`` of a problem and of the time of the library's product ``make(problem)``."""
 
     def rough(p: ScaledMm) -> float | None:
         found = query.algorithms(make(p))[0].us
@@ -69,27 +69,27 @@ def beside(us: Callable[[ScaledMm, float], float], make: Callable[[ScaledMm], Pr
 
 
 def estimate(p: ScaledMm) -> float | None:
-    """Return how many microseconds the library is estimated to take for the product itself, or None."""
+    """Return the estimated microseconds of the library's product, or None."""
     return query.algorithms(product(p))[0].us
 
 
 def relayout_estimate(p: ScaledMm) -> float | None:
-    """Return the same with a launch of ours before it."""
+    """Return the same with an fp8core launch before it."""
     us = estimate(p)
     return None if us is None else us + RELAYOUT_US
 
 
 def between_sectors(p: ScaledMm) -> bool:
-    """Return whether rows of codes begin between the sectors of L2, where sm90_tiled loads slowest.
+    """Return whether rows of codes begin within sectors of L2, where sm90_tiled loads slowest.
 
-    Elsewhere none of 209 products was more than 6 % faster by cublaslt_pad_m, copies and all, and the library is not
-    asked about each number of rows.
+    Elsewhere none of 209 products was more than 6 % faster by cublaslt_pad_m, including its copies, so the library is
+    not queried for every number of rows.
     """
     return p.k % ordering.SECTOR > 0
 
 
 def padded_estimate(p: ScaledMm) -> float | None:
-    """Return how many microseconds cublaslt_pad_m is estimated to take where it is compared, or None."""
+    """Return the estimated microseconds of cublaslt_pad_m if it is compared with other kernels, or None."""
     return beside(fallback_cost.pad_m_us, padded_product)(p) if between_sectors(p) else None
 
 

@@ -1,4 +1,4 @@
-"""Block-scaled products of cuBLASLt where 4 does not divide the rows: the last one to three go to sm90_decode."""
+"""Block-scaled products of cuBLASLt with m not a multiple of 4: sm90_decode multiplies the last one to three rows."""
 
 from fp8core.kernels.encodings import scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
@@ -11,18 +11,18 @@ from fp8core.problem import ITEMSIZE, ScaledMm
 
 
 def first_rows(p: ScaledMm) -> Product:
-    """Return the product of as many rows as cuBLASLt takes."""
+    """Return the product of as many rows as cuBLASLt takes: a multiple of four."""
     return product(p, p.m - p.m % FOUR)
 
 
 def last_rows(p: ScaledMm) -> ScaledMm:
-    """Return the problem of the rows that cuBLASLt leaves; its vectors have any alignment, or have been moved."""
+    """Return the problem of the other rows; its vectors have any alignment, or have been copied."""
     prefetch = p.prefetch_weight and not moved_bias(p)
     return p._replace(m=p.m % FOUR, vectors_alignment=4, prefetch_weight=prefetch)
 
 
 def plan_split_m(p: ScaledMm) -> Matmul:
-    """Return cuBLASLt's product of a multiple of four rows, and the decode kernel's of the one to three that follow."""
+    """Return cuBLASLt's product of a multiple of four rows, and that of the one to three other rows by sm90_decode."""
     most = first_rows(p)
     multiply, finish, head = matmul.plan(most), decode(last_rows(p)), most.m
     first = relayout_of(modes(p)[1], p.scale_a_strides, head, p.k)

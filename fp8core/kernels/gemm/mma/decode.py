@@ -1,7 +1,8 @@
-"""Products of few rows by FP8 ``mma.sync``: the weight streamed from memory (``cuda_src/gemm/mma/decode.cu``).
+"""Products of few rows by FP8 ``mma.sync``: the weight is streamed from memory (``cuda_src/gemm/mma/decode.cu``).
 
-For the GPUs that have the instruction in hardware and no better one: sm_89 and sm_12x. Compiled and emulated for these,
-and run on an H200, which takes it apart into others; the constants that only speed depends on are estimates.
+For the GPUs that have the instruction in hardware and no better one: sm_89 and sm_12x. The kernel is compiled and
+emulated for these, and run on an H200, which splits the instruction into others. Constants that affect only speed are
+estimates.
 """
 
 from typing import Final
@@ -27,12 +28,12 @@ from fp8core.table import Kernel
 CHANNELS: Final = 16
 """Channels of a tile."""
 BLOCK_K: Final = BLOCK
-"""Of k that a warp takes at a time."""
+"""Columns of k that a warp takes at a time."""
 SIDES: Final = (8, 16, 32, 64)
 """Rows of a block."""
 WARPS: Final = (4, 8)
 WARPS_IN_FLIGHT: Final = 16
-"""Warps of a multiprocessor that keep its share of the memory busy: 32 KiB in flight, where latency needs some 8."""
+"""Warps per multiprocessor that keep its share of the memory busy: 32 KiB in flight, where latency needs some 8 KiB."""
 
 
 def enough(n: int, warps_: int, target: Target) -> bool:
@@ -41,18 +42,18 @@ def enough(n: int, warps_: int, target: Target) -> bool:
 
 
 def warps(n: int, k: int, target: Target) -> int:
-    """Return among how many warps a block divides ``k``: independent of m, and so are a row's bits."""
+    """Return the number of warps that divide ``k`` in a block: independent of m, so the bits of a row are, too."""
     wanted = next((count for count in WARPS if enough(n, count, target)), WARPS[-1])
     return min(wanted, power_of_two(ceil_div(k, BLOCK_K)))
 
 
 def tiles(n: int, side: int, target: Target) -> int:
-    """Return how many tiles a block has: two read many rows of a half as often, where enough blocks are left."""
+    """Return the tiles of a block: two, to read many rows of a half as often, if enough blocks are left."""
     return 2 if side > CHANNELS and enough(n, WARPS[0], target) else 1
 
 
 def plan_decode(p: ScaledMm) -> Matmul:
-    """Return ``round(scale_a * (scale_b * acc) + bias)``, the weight read once for every 64 rows, in one launch."""
+    """Return one launch of ``round(scale_a * (scale_b * acc) + bias)``; it reads the weight once for every 64 rows."""
     side = next((side for side in SIDES if side >= p.m), SIDES[-1])
     count, tile_count = warps(p.n, p.k, p.target), tiles(p.n, side, p.target)
     row_tiles = ceil_div(p.m, side)

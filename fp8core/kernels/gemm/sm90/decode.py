@@ -1,6 +1,6 @@
-"""Products of few rows on sm_90a: the weight streamed at the memory's speed (``cuda_src/gemm/sm90/decode*.cu``).
+"""Products of few rows on sm_90a: the weight is streamed at memory bandwidth (``cuda_src/gemm/sm90/decode*.cu``).
 
-Everything that a launch needs follows from plain arithmetic on the problem (`decode_config`), but for the tensor maps.
+Everything that a launch needs, except the tensor maps, follows from arithmetic on the problem (`decode_config`).
 """
 
 from collections.abc import Callable, Mapping
@@ -41,11 +41,11 @@ from fp8core.runtime.args import Float32, Int32, TensorMap
 from fp8core.table import Kernel
 
 SCALE_ROWS: Final = {"block": BLOCK, "group": 1}
-"""Channels that share a scale of the weight, where it changes along k."""
+"""Channels that share a scale of the weight, if scales change along k."""
 
 
 class CommonArgs(NamedTuple):
-    """Of sm90_decode and sm90_tiled, after the operands."""
+    """The arguments of sm90_decode and sm90_tiled that follow the operands."""
 
     scaled: ScaledArgs
     m: Int32
@@ -55,12 +55,12 @@ class CommonArgs(NamedTuple):
 
     @classmethod
     def of(cls, p: ScaledMm) -> "CommonArgs":
-        """Return a problem's numbers; addresses are those of each launch."""
+        """Return the arguments of a problem; each launch fills in the addresses."""
         return cls(ScaledArgs.of(p), p.m, p.n, ceil_div(p.k, BLOCK_K), int(p.prefetch_weight))
 
 
 class Sm90Args(NamedTuple):
-    """Of sm90_decode and sm90_decode_rows, where a comes as codes."""
+    """The arguments of sm90_decode and sm90_decode_rows if TMA loads codes of a."""
 
     weight_map: TensorMap
     a_map: TensorMap
@@ -75,7 +75,7 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
     if problem.m >= FEWEST_ROWS and not problem.batch_invariant and problem.scale_b != "group":
         config = full_config(problem.n, problem.k, problem.target, blocks)
         return config if problem.prefetch_weight else without_prefetch(config, problem.target)
-    # The order of a sum must not depend on m where it is asked not to: nor then may the config.
+    # With batch_invariant the order of sums must not depend on m, so the config must not either.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     config = cheapest(problem.n, problem.k, cost_model(side, blocks), problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
@@ -84,14 +84,14 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
 
 
 def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
-    """Return the side of wgmma that holds the rows of a: its M side has 64 of them, its N side as few as are enough."""
+    """Return how many rows of a wgmma takes: 64 on its M side, on its N side the least width that holds them."""
     return MOST_ROWS if config.rows_first else width(problem.m)
 
 
 def launcher_for(
     problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
 ) -> tuple[launches.Launcher, launches.Grid]:
-    """Return the compiled kernel and its grid; ``quantizer`` has its constants where a comes in 16 bits."""
+    """Return the compiled kernel and its grid; ``quantizer``: A_* constants if blocks write codes of a themselves."""
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
     name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
@@ -141,7 +141,7 @@ def launcher_for(
 def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return one launch for up to 64 rows: ``round(scale_a * (scale_b * acc) + bias)``.
 
-    Scales that change along k join at every 128 of it.
+    Scales that change along k are applied after every k-block of 128.
     """
     problem = in_groups(problem)
     config = config or config_for(problem)
@@ -155,7 +155,10 @@ def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
 
 
 def panels(problem: ScaledMm, plan: Callable[[ScaledMm], Matmul] = decode) -> Matmul:
-    """Return launches of 64 rows by a plan, each row with the bits that it has alone; every launch reads the weight."""
+    """Return launches of up to 64 rows by ``plan``, which give each row the bits that it has alone.
+
+    Every launch reads the whole weight.
+    """
     full, rest = divmod(problem.m, MOST_ROWS)
     sizes = [MOST_ROWS] * full + [rest] * (rest > 0)
     plans = {rows: plan(problem._replace(m=rows)) for rows in set(sizes)}

@@ -1,4 +1,4 @@
-"""How a product with the weight's channels on wgmma's M side is laid out: the config of least cost by a model."""
+"""Layouts of products with the weight's channels on wgmma's M side: the config of least cost by a model."""
 
 from functools import cache
 from typing import Final, NamedTuple
@@ -8,64 +8,64 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeCo
 from fp8core.problem import Target
 
 POWERS: Final = (1, 2, 4, 8)
-"""The clusters of sm90_decode: each block completes an equal part of the channels."""
+"""Cluster sizes of sm90_decode, in which each block completes an equal part of the channels."""
 WEIGHT_BYTES_A_US: Final = 4.3e6
-"""The memory's bandwidth there."""
+"""Memory bandwidth for the weight, in bytes per microsecond."""
 WEIGHT_RING_BYTES: Final = 192 << 10
-"""Of the weight, in a multiprocessor's rings, roughly."""
+"""Bytes of the weight that the rings of a multiprocessor hold, roughly."""
 LIMITED_RINGS: Final = 1.25
-"""With more than 16 rows the prefetch of a weight is limited that is up to so many times what all these rings hold."""
+"""With more than 16 rows, the prefetch of a weight is limited if it is up to so many times what all SMs' rings hold."""
 
 
 class TileConfig(NamedTuple):
-    """A candidate: how the warpgroups of a multiprocessor share its work, and what that was measured to cost."""
+    """A candidate: how the warpgroups of a multiprocessor divide its work, and the measured costs of that."""
 
     m_warpgroups: int
-    """Consumer warpgroups that have 64 channels of a tile each."""
+    """Consumer warpgroups of different channels, 64 of a tile each."""
     k_warpgroups: int
     """Consumer warpgroups that alternate over the k-blocks of the same channels."""
     ctas_per_sm: int
-    """Of several, some can be the next product's, which prefetch their weight meanwhile."""
+    """Blocks per multiprocessor: of several, some can be the next product's, which prefetch their weight."""
     k_block_us: float
-    """Of a block that has a multiprocessor to itself, for 64 channels of a k-block."""
+    """Time of a block that has a multiprocessor to itself, per 64 channels of a k-block."""
     tile_us: float
-    """Of a block, for the epilogue of a tile."""
+    """Time of a block for the epilogue of a tile."""
     multicast_tiles: int = 1
-    """Tiles of a cluster, whose blocks share what they load of a."""
+    """Tiles of a cluster, whose blocks multicast their loads of a."""
     a_stages: int = 0
     """k-blocks of a in flight; 0: as many as the cost model says."""
     limit_prefetch: bool = False
-    """Whether little of the weight is in flight at first."""
+    """Whether only little of the weight is in flight until a has been requested."""
 
 
 class CostModel(NamedTuple):
-    """What a config is chosen by: terms fitted to sweeps on an H200 (experiments/2026-11-decode), in microseconds."""
+    """The cost of a config in microseconds: terms fitted to sweeps on an H200 (experiments/2026-11-decode)."""
 
     configs: tuple[TileConfig, ...]
-    """The candidates; of equals the first."""
+    """The candidates; of equal ones the first is chosen."""
     reduce_us: float
-    """Of a product, for every block that k is split over but the first: the reduction of partial sums."""
+    """Time of a product's split-K reduction, per block of a tile beyond the first."""
     a_stages: int
-    """k-blocks of a in flight with one block a multiprocessor; of several, each has its part."""
+    """k-blocks of a in flight per multiprocessor, which its blocks divide among them."""
     reduce_warpgroup_us: float = 0.0
-    """More of that, for every warpgroup but the first that has the same channels."""
+    """Addition to `reduce_us`, per warpgroup of the same channels beyond the first."""
     conflict: float = 0.025
-    """The part of the memory's time that is lost where all blocks read the same columns of the weight at a time. Where
-    k is split over a cluster they read as many places at a time as it has blocks, and lose less."""
+    """Fraction of the memory's time that is lost if all blocks read the same columns of the weight at the same time.
+    With split k, the blocks of a cluster read different columns, and the loss is divided by their number."""
     refill_us: float = 0.0
-    """Of a block, for every k-block that its ring does not hold from the start: only one that is used makes room."""
+    """Time of a block per k-block that its ring does not hold from the start: its load waits for a released stage."""
     sparse_us: float = 0.0
-    """Of a product, for each of these k-blocks, where its blocks take up to two thirds of the slots of three a
-    multiprocessor: the next product's load at the same time then, and the last of those start late."""
+    """Time of a product per such k-block if, of three block slots per multiprocessor, its blocks take at most two: the
+    next product's blocks then load at the same time, and the last of them start late."""
     occupancy_us: float = 0.0
     """Penalty where this kernel occupies every block slot, so that the next kernel's blocks cannot be co-resident; 0 at
     half occupancy."""
     hidden_tiles: int = 0
-    """Tiles of a multiprocessor whose reductions the ring hides."""
+    """Tiles per multiprocessor whose reductions are hidden, as the ring keeps loading."""
     exposed_us: float = 0.0
-    """Of a product, for every tile beyond them and for every block that k is split over but the first."""
+    """Time of a product per tile beyond `hidden_tiles` and per block of a tile beyond the first."""
     small: "CostModel | None" = None
-    """What holds instead for small weights, of up to ``small_rings`` times what the rings of all SMs hold."""
+    """The model for small weights, of up to ``small_rings`` times what the rings of all multiprocessors hold."""
     small_rings: float = 0.0
 
 
@@ -94,7 +94,7 @@ _CONFIGS_16_SMALL: Final = (
 
 
 def cost_model(width_: int, blockwise: bool) -> CostModel:
-    """Return the cost model of a width, with scales that change along k (``blockwise``) or not."""
+    """Return the cost model of a width; ``blockwise``: scales change along k."""
     if width_ == MOST_ROWS:
         return _limited_if_small(_FULL._replace(configs=_CONFIGS_64_BLOCKWISE if blockwise else _CONFIGS_64))
     if width_ == 32:
@@ -105,13 +105,13 @@ def cost_model(width_: int, blockwise: bool) -> CostModel:
 
 
 def _limited_if_small(model: CostModel) -> CostModel:
-    """Return a model of more than 16 rows: small weights were measured with a limited prefetch, without multicast."""
+    """Add a model for small weights to one of more than 16 rows: limited prefetch and no multicast, as measured."""
     configs = tuple(c._replace(limit_prefetch=True) for c in model.configs if c.multicast_tiles == 1)
     return model._replace(small=model._replace(configs=configs, exposed_us=0.0), small_rings=LIMITED_RINGS)
 
 
 def cost(n: int, k: int, model: CostModel, tile: TileConfig, config: DecodeConfig, target: Target) -> tuple[float, int]:
-    """Return the microseconds of a product by a model, that of the memory or of the busiest block, and its blocks."""
+    """Return a product's microseconds (of memory or the busiest block, plus the reduction) and its number of blocks."""
     tiles, blocks = ceil_div(n, config.tile * config.multicast_tiles), config.cluster * config.clusters
     memory = n * k / WEIGHT_BYTES_A_US * (1 + model.conflict / config.split_k)
     k_block = config.m_warpgroups * config.ctas_per_sm * tile.k_block_us
@@ -129,7 +129,7 @@ def cost(n: int, k: int, model: CostModel, tile: TileConfig, config: DecodeConfi
 
 @cache
 def cheapest(n: int, k: int, model: CostModel, target: Target) -> DecodeConfig:
-    """Return the config of least cost for a weight ``[n, k]``; of equals the one with the fewest blocks."""
+    """Return the config of least cost for a weight ``[n, k]``; of equal ones, that with the fewest blocks."""
     if model.small and n * k <= model.small_rings * target.multiprocessors * WEIGHT_RING_BYTES:
         model = model.small
     costed = []

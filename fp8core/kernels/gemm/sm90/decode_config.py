@@ -1,6 +1,6 @@
-"""How a product of few rows can be laid out on a Hopper GPU, and what of shared memory and time follows from that.
+"""Layouts of products of few rows on a Hopper GPU, and the shared memory and time that they take.
 
-Which layout is taken: `decode_channels_config` and `decode_rows_config`.
+`decode_channels_config` and `decode_rows_config` choose among them.
 """
 
 from typing import Final, NamedTuple
@@ -13,20 +13,20 @@ MOST_ROWS: Final = 64
 WIDTHS: Final = (8, 16, 32, 64)
 """The N sides of wgmma that kernels are compiled for: the rows of a, padded. (Its M side holds output channels.)"""
 MORE_WIDTHS: Final = (96, 128)
-"""The same of more rows, where the weight is at any address: to align it takes as long for few."""
+"""Further N sides for a weight at any address: aligning it takes as long for few rows as for many."""
 BLOCK_K: Final = BLOCK
 """Columns of k in a stage of a ring: a k-block."""
 MEASURED_MULTIPROCESSORS: Final = 132
-"""Of the H200 that all numbers about layouts were measured on."""
+"""Multiprocessors of the H200 on which all numbers about layouts were measured."""
 CLUSTERS: Final = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}
-"""How many clusters of so many blocks fit on such a device at one block each (by the driver's count)."""
+"""How many clusters of each size that H200 holds with one block per multiprocessor (as its driver counts them)."""
 
 
 class DecodeConfig(NamedTuple):
-    """How a product is laid out: the constants that its kernel is compiled with, and its grid."""
+    """The layout of a product: the constants that its kernel is compiled with, and its grid."""
 
     split_k: int
-    """Blocks of a tile: each takes a part of k."""
+    """Blocks that share a tile; each takes a part of k."""
     clusters: int
     m_warpgroups: int
     k_warpgroups: int
@@ -36,21 +36,21 @@ class DecodeConfig(NamedTuple):
     prefetch_chunks: int = 0
     """k-blocks of the weight in flight until a has been requested; 0: as many as fit."""
     spare_bytes: int = 0
-    """Of a multiprocessor's shared memory, left to the kernel that follows."""
+    """Shared memory per multiprocessor that is left free for the next kernel."""
     multicast_tiles: int = 1
-    """Tiles that a cluster has at a time: the blocks of one part of k share what they load of a, eight rows or more."""
+    """Tiles of a cluster: its blocks with the same part of k multicast their loads of a, of eight or more rows each."""
     warpgroup_channels: int = 64
-    """Channels of a tile that a warpgroup has: 64 on wgmma's M side, 64 to 128 on its N side."""
+    """Channels of a tile per warpgroup: 64 on wgmma's M side, 64 to 128 on its N side."""
     rows_first: bool = False
     """Whether the rows of a are on wgmma's M side (sm90_decode_rows)."""
 
     phases: int = 0
-    """Residues of channels with tensor maps of their own, for a weight at any address; 0: one map has all."""
+    """Residues of channels, each with its own tensor map, for a weight at any address; 0: one map has all channels."""
     ahead_bytes: int = 64 << 10
-    """Of the weight, on a multiprocessor, asked for into L2 when the ring is full and a is not there yet
+    """Bytes of the weight per multiprocessor that are prefetched into L2 when the ring is full and a has not arrived
     (experiments/2026-11-ahead-of-the-ring)."""
     keeps_result: bool = False
-    """Whether the result is asked to stay in L2, out of which the weight would drive it."""
+    """Whether stores ask L2 to keep the result, which the streaming weight would evict."""
 
     @property
     def cluster(self) -> int:
@@ -64,20 +64,20 @@ class DecodeConfig(NamedTuple):
 
     @property
     def weight_columns(self) -> int:
-        """Columns of k in a box of the weight: those of a k-block, and where rows are aligned in registers 16 more."""
+        """Columns of k in a box of the weight: a k-block's, and 16 more if rows are aligned in registers."""
         return BLOCK_K + 16 * (self.phases > 0)
 
     @property
     def ahead_chunks(self) -> int:
-        """k-blocks that a block asks for into L2."""
+        """k-blocks that a block prefetches into L2."""
         return self.ahead_bytes // (self.tile * BLOCK_K * self.ctas_per_sm)
 
     def weight_scales(self, scale_rows: int) -> int:
-        """Return how many scales a tile has of a k-block, each of ``scale_rows`` channels, or one more."""
+        """Return how many scales of ``scale_rows`` channels a tile has per k-block; across borders it has one more."""
         return ceil_div(self.tile * max(1, self.phases), scale_rows) if scale_rows > 1 else self.tile
 
     def part(self, k: int) -> int:
-        """Return the k-blocks of the block that has most of them."""
+        """Return the k-blocks of a tile that the busiest block has."""
         return ceil_div(ceil_div(k, BLOCK_K), self.split_k)
 
     def turns(self, n: int) -> int:
@@ -85,16 +85,16 @@ class DecodeConfig(NamedTuple):
         return ceil_div(ceil_div(n, self.tile * self.multicast_tiles), self.clusters)
 
     def busiest_us(self, n: int, k: int, k_block_us: float, tile_us: float) -> float:
-        """Return the microseconds of the busiest block, by those of a k-block and of a tile's end."""
+        """Return the microseconds of the busiest block, given those of a k-block and of a tile's epilogue."""
         return self.turns(n) * (self.part(k) * k_block_us + tile_us)
 
     def of_fewer(self, ctas_per_sm: int) -> "DecodeConfig":
-        """Return the config with so many blocks a multiprocessor: all of them have as many k-blocks of a in flight."""
+        """Return the config with ``ctas_per_sm`` blocks per multiprocessor, and as many k-blocks of a in flight."""
         return self._replace(ctas_per_sm=ctas_per_sm, a_stages=self.a_stages * self.ctas_per_sm // ctas_per_sm)
 
     @property
     def own_units(self) -> int:
-        """Units of 8 channels of a tile that a block completes at most; sm90_decode_rows deals them out in pairs."""
+        """The most units of 8 channels that a block completes; sm90_decode_rows deals pairs if there are enough."""
         units = self.tile // 8
         dealt = 2 if self.rows_first and units >= 4 * self.split_k else 1
         return ceil_div(ceil_div(units, dealt), self.split_k) * dealt
@@ -106,40 +106,41 @@ def width(m: int) -> int:
 
 
 def clusters_at_once(target: Target) -> dict[int, int]:
-    """Return how many clusters of each size a device holds at a time, one block a multiprocessor."""
+    """Return how many clusters of each size a device holds at a time, with one block per multiprocessor."""
     return {blocks: count * target.multiprocessors // MEASURED_MULTIPROCESSORS for blocks, count in CLUSTERS.items()}
 
 
 def without_multicast(config: DecodeConfig, n: int) -> DecodeConfig:
-    """Return the config for ``n`` channels with a cluster a tile: its sums have the same order."""
+    """Return the config for ``n`` channels with one tile per cluster and the same order of sums."""
     return config._replace(
         multicast_tiles=1, clusters=min(config.clusters * config.multicast_tiles, ceil_div(n, config.tile))
     )
 
 
 AHEAD_FROM: Final = 48e6
-"""Of the weight: smaller ones, of which the rings hold much, were not faster with some of it asked for into L2."""
+"""Bytes of a weight from which it is prefetched into L2: smaller ones, which the rings largely hold, gain nothing."""
 PREFETCH_BYTES: Final = 40 << 10
-"""Of the weight, in flight on a multiprocessor until a has been requested: more would not come sooner."""
+"""Bytes of the weight in flight per multiprocessor until a has been requested: more would not arrive sooner."""
 QUANTIZER_BYTES: Final = 2048
-"""Of shared memory for a block that quantizes: 1,024 that the system keeps, and its own."""
+"""Shared memory of a block that quantizes: the 1,024 bytes that the system reserves, and its own."""
 LARGE_BYTES: Final = 300e6
-"""Of a weight, from which room for two such blocks, and twice as much of it asked for into L2, were faster."""
+"""Bytes of a weight from which room for two such blocks, and twice the prefetch into L2, were faster."""
 
 
 def limit_prefetch(config: DecodeConfig) -> DecodeConfig:
     """Return the config with a limited prefetch, which leaves bandwidth to the predecessor.
 
-    Blocks that are co-resident with their predecessor's have the time. One that has a multiprocessor to itself starts
-    when its predecessor has ended, and is slower so, except in linear layers.
+    Blocks that are co-resident with their predecessor's have time for that. A block that has a multiprocessor to itself
+    starts when its predecessor has ended, and is slower with a limited prefetch, except in linear layers.
     """
     return config._replace(prefetch_chunks=ceil_div(PREFETCH_BYTES, config.tile * BLOCK_K * config.ctas_per_sm))
 
 
 def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
-    """Return the config, with the same order of sums, where the weight must not be read before the predecessor ends.
+    """Return the config, with the same order of sums, for a weight that must not be read before the predecessor ends.
 
-    To be co-resident with it is of no use then: as few blocks share a multiprocessor as it takes to place them all.
+    Being co-resident with the predecessor is useless then: a multiprocessor gets only as many blocks, but at least two,
+    as are needed to place all of them.
     """
     ctas_per_sm = max(2, ceil_div(config.clusters, clusters_at_once(target)[config.cluster]))
     if ctas_per_sm >= config.ctas_per_sm:
@@ -148,10 +149,10 @@ def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
 
 
 def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
-    """Return the config, with the same order of sums, with at most two blocks a multiprocessor.
+    """Return the config, with the same order of sums, with at most two blocks per multiprocessor.
 
-    Threads of three lack registers for 9 to 16 rows at any address with a scale of each channel along k, or where the
-    result is added to.
+    With three, threads lack registers for 9 to 16 rows and a weight at any address, if every channel has its own scales
+    along k or beta adds to the result.
     """
     if config.ctas_per_sm <= 2:
         return config
@@ -160,10 +161,10 @@ def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
 
 
 def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
-    """Return the config where quantizations and products alternate, as in linear layers.
+    """Return the config for linear layers, in which quantizations and products alternate.
 
-    A quantization is ready to start when its predecessor ends if it finds room beside it, and both it and the product
-    get their rows soon if not all of the ring stands before them in the memory's queue.
+    If a quantization finds room beside its predecessor, it can start as soon as that ends. Both it and the product get
+    their rows early if the loads of a full ring are not queued in memory ahead of them.
     """
     config = limit_prefetch(config)
     if weight_bytes > LARGE_BYTES:
@@ -172,25 +173,25 @@ def for_linear(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
 
 
 def dynamic_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int, target: Target) -> int:
-    """Return the dynamic shared memory that a block asks for: its part of all there is.
+    """Return the dynamic shared memory that a block asks for: its whole share of a multiprocessor's.
 
-    All, so that it is the same for every cluster that the compiled kernel serves.
+    So it is the same for every cluster that the compiled kernel serves.
     """
-    # The system keeps 1,024 bytes of every block; of the first, the device's figure leaves them out.
+    # The system reserves 1,024 bytes per block; the device's figure excludes those of the first.
     share = (target.shared_bytes - config.spare_bytes) // config.ctas_per_sm - 1024 * (config.ctas_per_sm - 1)
     return share - fixed_bytes(config, side, scale_rows, stages_)
 
 
 def ring_bytes(config: DecodeConfig, side: int, stages_: int) -> int:
-    """Return the dynamic shared memory that a block needs: both rings, the reduction's buffers, and for aligning."""
+    """Return the dynamic shared memory that a block needs: both rings, the reduction buffer, 1,024 bytes to align."""
     rings = stages_ * config.tile * config.weight_columns + config.a_stages * side * BLOCK_K
     return rings + (config.split_k * config.k_warpgroups - 1) * config.own_units * 8 * side * 4 + 1024
 
 
 def fixed_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int) -> int:
-    """Return the static shared memory of a block, and 64 bytes for alignment.
+    """Return the static shared memory of a block, with 64 bytes for alignment.
 
-    ``scale_rows`` channels share a scale of the weight; 0 where there is one a row or tensor.
+    ``scale_rows`` channels share a scale of the weight; 0: scales are per row or tensor.
     """
     barriers = 8 * (2 * stages_ + 2 * config.a_stages + 3)
     scales = 4 * config.a_stages * (side + config.weight_scales(scale_rows) + 1) if scale_rows else 0
@@ -199,7 +200,7 @@ def fixed_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int) 
 
 
 def stages(config: DecodeConfig, side: int, scale_rows: int, target: Target) -> int:
-    """Return how many k-blocks of the weight fit into a block's ring: a multiple of the warpgroups that alternate."""
+    """Return how many k-blocks of the weight fit into a block's ring: a multiple of ``k_warpgroups``."""
     step = config.k_warpgroups
     count = step
     while ring_bytes(config, side, count + step) <= dynamic_bytes(config, side, scale_rows, count + step, target):

@@ -1,7 +1,7 @@
-"""How long sm90_decode takes: constants fitted to an H200 by `python -m bench.fit_estimates`.
+"""The estimated time of sm90_decode: constants fitted to an H200 by `python -m bench.fit_estimates`.
 
-Layouts are chosen by estimates of their own (`decode_channels_config`, `decode_rows_config`), which need not be
-comparable with other kernels; these are.
+These estimates are comparable with those of other kernels. Those that choose a layout (`decode_channels_config`,
+`decode_rows_config`) need not be.
 """
 
 import math
@@ -18,40 +18,40 @@ from fp8core.kernels.gemm.sm90.decode_rows_config import SMALL_BYTES
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 KERNEL: Final = "sm90_decode"
-"""The name of its corrections."""
+"""The name of this kernel's corrections."""
 BYTES_A_US: Final = 4.576e6
-"""From memory."""
+"""Memory bandwidth, in bytes per microsecond."""
 LINE_BYTES: Final = 128
-"""Of the cache."""
+"""Bytes of a cache line."""
 UNALIGNED: Final = 0.1069
-"""The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
+"""Fraction by which the memory takes longer if rows do not begin at multiples of `SECTOR` bytes."""
 BUSY_UNALIGNED: Final = 0.3517
-"""The part by which multiprocessors take longer there."""
+"""Fraction by which the multiprocessors take longer then."""
 SECTORS: Final = 0.03816
-"""The part by which both do where rows begin at multiples of `SECTOR`, but not of `LINE_BYTES`."""
+"""Fraction by which both take longer if rows begin at multiples of `SECTOR`, but not of `LINE_BYTES`."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 ODD_RESULT_US: Final = 2.335e-6
-"""Of a product, for each result where rows of them do not begin at multiples of `PIECE` bytes."""
+"""Time of a product per result, if rows of the result do not begin at multiples of `PIECE` bytes."""
 PIECE: Final = 16
 """Bytes that are stored together."""
 OVERLAP: Final = 2.864
-"""The exponent of the norm that joins the times of the memory and of the multiprocessors: the greater hides most."""
+"""Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory and the multiprocessors."""
 
 
 class Fitted(NamedTuple):
     """Microseconds of the parts of a product."""
 
     k_block: float
-    """Of a block, for 64 channels of a k-block."""
+    """Time of a block per 64 channels of a k-block."""
     blockwise: float
-    """More of that with scales that change along k."""
+    """Addition to `k_block` if scales change along k."""
     tile: float
-    """Of a block, for the end of a tile."""
+    """Time of a block for the epilogue of a tile."""
     reduce: float
-    """Of a product, for every other block and warpgroup that has a part of k."""
+    """Time of a product per block and per warpgroup, beyond the first of each, that k is split over."""
     rest: float
-    """What each product takes before and behind the weight's stream."""
+    """Time of every product before and after it streams the weight."""
 
 
 CHANNELS_FIRST: Final = {
@@ -60,17 +60,17 @@ CHANNELS_FIRST: Final = {
     32: Fitted(0.09329, 0.01763, 0.002232, 0.1407, 1.421),
     64: Fitted(0.1327, 0.03466, 0.7875, 0.4976, 0.733),
 }
-"""Of tiles with channels on the M side of `wgmma`, by its N side."""
+"""For tiles with channels on the M side of `wgmma`, by its N side."""
 ROWS: Final = Fitted(0.004831, 0.07841, 0.01347, 0.09633, 2.579)
-"""Of tiles with rows on the M side."""
+"""For tiles with rows on the M side."""
 SMALL_ROWS: Final = Fitted(0.152, 0.005466, 0.001514, 0.1898, 1.574)
-"""The same of weights of fewer than `SMALL_BYTES`."""
+"""The same for weights of fewer than `SMALL_BYTES`."""
 FITTED: Final = ("BYTES_A_US", "UNALIGNED", "BUSY_UNALIGNED", "SECTORS", "ODD_RESULT_US", "OVERLAP")
-"""Beside the numbers of `CHANNELS_FIRST`, `ROWS` and `SMALL_ROWS`, those that `python -m bench.fit_estimates` finds."""
+"""The constants that `python -m bench.fit_estimates` fits beside `CHANNELS_FIRST`, `ROWS` and `SMALL_ROWS`."""
 
 
 def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
-    """Return the estimate of one launch."""
+    """Return the estimated microseconds of one launch."""
     odd = ODD_RESULT_US * p.m * p.n if p.ldo * ITEMSIZE[p.out] % PIECE else 0.0
     by_rows = SMALL_ROWS if p.n * p.k < SMALL_BYTES else ROWS
     fitted = by_rows if config.rows_first else CHANNELS_FIRST[width(p.m)]
@@ -87,7 +87,7 @@ def launch_us(p: ScaledMm, config: DecodeConfig) -> float:
 
 
 class Features(NamedTuple):
-    """What is asked of a product and its layout to correct the estimate; large sizes as logarithms."""
+    """The features of a product and its layout by which the estimate is corrected; large sizes as logarithms."""
 
     m: float
     n: float
@@ -126,11 +126,11 @@ class Features(NamedTuple):
 
 
 def features(p: ScaledMm, config: DecodeConfig, estimate: float) -> Features:
-    """Return them; rates are over the estimated time."""
+    """Return the features of a product; rates are divided by the estimated time."""
     log, side, turns, part = math.log, width(p.m), config.turns(p.n), config.part(p.k)
     share = config.cluster * config.clusters / p.target.multiprocessors
     moved = p.m * p.k + p.n * p.k + 2 * p.m * p.n
-    busiest = math.ceil(share) * turns * part * config.tile  # of the weight, channels times k-blocks
+    busiest = math.ceil(share) * turns * part * config.tile  # channels times k-blocks of the weight
     k_blocks, result_alignment = ceil_div(p.k, BLOCK_K), math.gcd(p.ldo * ITEMSIZE[p.out], PIECE)
     return Features(
         m=log(p.m),
@@ -178,9 +178,10 @@ def us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
 
 @lru_cache(8192)
 def corrected_us(problem: ScaledMm, layout: Callable[[ScaledMm], DecodeConfig]) -> float:
-    """Return the same, on a GPU that was measured corrected by its trees.
+    """Return the same estimate, corrected by the trees of this GPU if it has been measured.
 
-    It is that of a weight that may be read early, and so is the choice: a layer keeps its kernel and its bits.
+    The estimate is always that of a weight that may be prefetched, so a layer keeps its kernel and its bits whether it
+    prefetches or not.
     """
     problem = problem._replace(prefetch_weight=True)
     estimate, gpu = us(problem, layout), corrections.gpu_of(problem.target)

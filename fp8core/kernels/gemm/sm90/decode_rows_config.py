@@ -1,7 +1,7 @@
-"""Which kernel multiplies 33 to 64 rows on a Hopper GPU, and how it is laid out: the least of fitted estimates.
+"""The kernel and the layout for 33 to 64 rows on a Hopper GPU: those of the least estimate.
 
-All constants are fitted to sweeps on an H200 (experiments/2026-11-tile-widths); those of small weights have tiles and
-constants of their own (experiments/2026-11-small-weights).
+All constants are fitted to sweeps on an H200 (experiments/2026-11-tile-widths); small weights have tiles and constants
+of their own (experiments/2026-11-small-weights).
 """
 
 from collections.abc import Iterator
@@ -22,62 +22,64 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 from fp8core.problem import BLOCK, Target
 
 FEWEST_ROWS: Final = 33
-"""Of a, for its side of 64 to be used: the kernel costs as much with fewer, and the other one less."""
+"""Rows of a from which sm90_decode_rows is a candidate: for fewer it costs the same, and sm90_decode less."""
 LEAST: Final = 512
-"""Channels and columns of k: of less, no layout was measured, and `cheapest` gives one of sm90_decode."""
+"""Least n and k for which layouts were measured; below it, `cheapest` gives one of sm90_decode."""
 LEAST_CHANNELS: Final = 1280
 LEAST_K: Final = 3584
-"""For less, of weights that are not small, sm90_decode was at least as fast, laid out as `cheapest` says."""
+"""Below either, unless the weight is small, the layout of sm90_decode that `cheapest` gives was at least as fast."""
 CHANNELS: Final = range(64, 129, 8)
-"""Of a tile of sm90_decode_rows: as many as let the tiles of all blocks come out even."""
+"""Channels of a tile of sm90_decode_rows, chosen so that the tiles divide evenly among the blocks."""
 SMALLEST_TILE: Final = 64
-"""It is for small weights: its channels have one scale of the weight, and its products are the shortest."""
+"""Only for small weights: its channels have one scale of the weight, and its products are the shortest."""
 A_STAGES: Final = 8
 SMALL_BYTES: Final = 16e6
-"""Of a small weight, to which constants of their own were fitted."""
+"""Weights of fewer bytes are small, and have constants of their own."""
 LIMITED_BYTES: Final = 64e6
-"""Of the weight, up to which a limited prefetch was faster."""
+"""Bytes of a weight up to which a limited prefetch was faster."""
 OCCUPIED_US: Final = 1.5
-"""Of a product up to there that has a block on every multiprocessor: its successor's blocks start the later."""
+"""Time of a product up to there, small ones aside, that has a block on every multiprocessor: the next product's blocks
+start later. With fewer blocks, in proportion."""
 SPLIT_US: Final = 0.3
-"""Of a product with a scale a row or tensor, for every tile of a block but the first and every other block that has a
-part of k: of weights from `SPLIT_FROM` bytes on with up to `SPLIT_K` columns. With 16,384 columns, or with blocked
+"""Time of a product with scales per row or tensor, per tile of a block beyond the first and per block of a tile beyond
+the first: for weights of at least `SPLIT_FROM` bytes with up to `SPLIT_K` columns. With 16,384 columns, or with blocked
 scales, whole k was slower (experiments/2026-11-results-in-l2)."""
 SPLIT_FROM: Final = 200e6
 SPLIT_K: Final = 8192
 SHARPNESS: Final = 6.0
-"""Of the maximum of two times that overlap: what is nearly as long as the other still costs something."""
+"""Exponent of the norm that combines two overlapping times: a time that is nearly as long as the other still counts."""
 
 
 class Fitted(NamedTuple):
-    """Microseconds of the parts of a product, and parts of the memory's time."""
+    """Microseconds of the parts of a product, and fractions of the memory's time."""
 
     channels: float
-    """Of a block, for 64 channels of a k-block."""
+    """Time of a block per 64 channels of a k-block."""
     tile: float
-    """Of a block, for the epilogue of a tile."""
+    """Time of a block for the epilogue of a tile."""
     reduce: float
-    """Of a product, for every block that k is split over but the first."""
+    """Time of a product per block of a tile beyond the first."""
     rest: float
-    """What each product takes before and behind the weight's stream."""
+    """Time of every product before and after it streams the weight."""
     bytes_a_us: float
-    """The memory's bandwidth."""
+    """Memory bandwidth, in bytes per microsecond."""
     uneven: float
-    """The part of the memory's time that is lost where the busiest block streams twice its share."""
+    """Fraction of the memory's time that is lost if the busiest block streams twice its share."""
     exchange: float = 0.0
-    """More of an epilogue for every other block that has a part of k."""
+    """Addition to `tile` per block of a tile beyond the first."""
     k_block: float = 0.0
-    """More of a block for a k-block."""
+    """Time of a block per k-block, whatever its channels."""
     across: float = 0.0
-    """More of it where a tile's channels have two scales."""
+    """Addition to `k_block` if a tile's channels have two scales of the weight."""
     traffic: float = 0.0
-    """The part of the memory's time that loads of a for every 64 channels cost."""
+    """Fraction of the memory's time that loads of a add with tiles of 64 channels; with wider tiles, it is less."""
     borders: float = 0.0
-    """Of a product where a tile's channels have two scales, beside what its k-blocks take."""
+    """Time of a product whose tiles have two scales of the weight, beside that of its k-blocks."""
     occupied: float = 0.0
-    """Of a product that has a block on every multiprocessor: its successor's blocks start the later."""
+    """Time of a product that has a block on every multiprocessor, as the next product's blocks start later. With fewer
+    blocks, in proportion."""
     crowded: float = 0.0
-    """More of that, for every multiprocessor beyond half of them: with half each product finds room beside another."""
+    """The same for the multiprocessors beyond half of them: with half of them, two products find room side by side."""
 
     def us(self, n: int, k: int, config: DecodeConfig, target: Target) -> float:
         """Return the estimate of a product of 64 rows."""
@@ -94,7 +96,7 @@ class Fitted(NamedTuple):
 
 
 ROWS: Final = Fitted(0.1136, 0.0011, 0.1913, 1.927, 4.4e6, 0.156, k_block=0.029, traffic=0.0332)
-"""sm90_decode_rows with a scale a row or tensor."""
+"""sm90_decode_rows with scales per row or tensor."""
 ROWS_BLOCKWISE: Final = Fitted(0.1289, 0.1482, 0.1662, 2.248, 4.417e6, 0.12, 0.019, 0.0424, 0.0437, 0.0308)
 """The same with scales of 1x128 x 128x128."""
 CHANNELS_FIRST: Final = {
@@ -102,7 +104,7 @@ CHANNELS_FIRST: Final = {
     (1, 2): Fitted(0.1699, 0.1342, 0.767, 1.282, 4.172e6, 0.1018, 0.0962),
     (2, 1): Fitted(0.1717, 0.0, 0.2449, 1.263, 4.47e6, 0.3061, 0.008),
 }
-"""sm90_decode with a scale a row or tensor, by warpgroups of different channels and of the same."""
+"""sm90_decode with scales per row or tensor, by its warpgroups of different channels and of the same channels."""
 SMALL_ROWS: Final = Fitted(
     0.1121, 0.0001, 0.1593, 1.4626, 4.307e6, 0.1995, 0.092, traffic=0.0149, occupied=0.4688, crowded=0.4231
 )
@@ -120,11 +122,11 @@ SMALL_CHANNELS_FIRST: Final = {
         *(0.1136, 0.0003, 0.1625, 1.5612, 4.234e6, 0.1758, 0.0638, 0.02), traffic=0.03, occupied=0.1387, crowded=0.3995
     ),
 }
-"""The same of small weights (experiments/2026-11-small-weights)."""
+"""The same for small weights (experiments/2026-11-small-weights)."""
 
 
 def estimate(n: int, k: int, config: DecodeConfig, target: Target, blockwise: bool) -> float:
-    """Return the microseconds of a product of 64 rows laid out so."""
+    """Return the estimated microseconds of a product of 64 rows in a layout."""
     small = n * k < SMALL_BYTES
     if not config.rows_first:
         fitted = (SMALL_CHANNELS_FIRST if small else CHANNELS_FIRST)[config.m_warpgroups, config.k_warpgroups]
@@ -140,9 +142,9 @@ def estimate(n: int, k: int, config: DecodeConfig, target: Target, blockwise: bo
 
 
 def layouts(n: int, k: int, target: Target, blockwise: bool) -> Iterator[DecodeConfig]:
-    """Yield the layouts that are compared: with blocked scales those of sm90_decode_rows alone.
+    """Yield the candidate layouts: with blocked scales only those of sm90_decode_rows.
 
-    It promotes a k-block with two scales a thread, the other kernel with one a row.
+    There a thread promotes a k-block with the scales of two rows, in sm90_decode with those of all rows.
     """
     small = n * k < SMALL_BYTES
     kinds = [(True, channels, (1, 1), A_STAGES) for channels in CHANNELS if small or channels > SMALLEST_TILE]
@@ -162,7 +164,7 @@ def layouts(n: int, k: int, target: Target, blockwise: bool) -> Iterator[DecodeC
 
 @cache
 def full_config(n: int, k: int, target: Target, blockwise: bool) -> DecodeConfig:
-    """Return the layout of 33 to 64 rows with the least estimate, of equals the one with the fewest blocks.
+    """Return the layout of 33 to 64 rows with the least estimate; of equal ones, that with the fewest blocks.
 
     ``blockwise``: scales of 1x128 x 128x128.
     """

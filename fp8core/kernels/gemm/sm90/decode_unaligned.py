@@ -1,9 +1,9 @@
 """Products of few rows on sm_90a with operands at any address and stride: a mode of `sm90_decode`.
 
-TMA reads from multiples of 16 bytes. The rows of each residue modulo 16, or less, begin equally far behind such a
-multiple: they have a map of their own, and a tile has rows of one residue, which the threads that multiply them align
-in their registers (``cuda_src/gemm/sm90/phases.cuh``). The weight is read as it lies. A small unaligned a
-is aligned by each block for itself (``loose_rows.cuh``), a larger one copied first.
+TMA reads from multiples of 16 bytes. All rows of the weight with the same residue modulo 16, or a divisor of 16, begin
+at the same offset from such a multiple. They have a tensor map of their own, and a tile has rows of one residue, which
+the threads that multiply them align in registers (``cuda_src/gemm/sm90/phases.cuh``). So the weight is never copied.
+Each block aligns a small unaligned a itself (``loose_rows.cuh``); a larger one is copied first.
 """
 
 import struct
@@ -36,6 +36,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_multicast,
     without_prefetch,
 )
+from fp8core.kernels.gemm.sm90.decode_wide_config import CHANNELS
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
@@ -43,12 +44,9 @@ from fp8core.problem import ScaledMm
 from fp8core.runtime.args import Float32, Int32, Int64, PhasedMaps, Pointer, TensorMap
 from fp8core.table import Kernel, Launch, Requirement
 
-CHANNELS: Final = 64
-"""Of the smallest tiles."""
-
 
 class Loaded(NamedTuple):
-    """What a `TileConfig` costs whose loads TMA takes longer for than the memory does."""
+    """Costs of a `TileConfig` for which TMA, not the memory, bounds the loads."""
 
     k_block_us: float
     tile_us: float
@@ -60,12 +58,12 @@ LOADED: Final = {
     (2, 1, 1): Loaded(0.4, 3.2),
     (2, 1, 2): Loaded(0.37, 3.2),
 }
-"""Of 64 rows of a, by warpgroups that have other channels, those that alternate over k, and tiles of a cluster: set by
-a sweep on an H200 (experiments/2026-11-unaligned-weights)."""
+"""Costs for 64 rows of a, by m_warpgroups, k_warpgroups and multicast_tiles: set by a sweep on an H200
+(experiments/2026-11-unaligned-weights)."""
 
 
 class UnalignedArgs(NamedTuple):
-    """Of sm90_decode, where rows of the weight begin at any address."""
+    """The arguments of sm90_decode for a weight at any address."""
 
     weight_map: PhasedMaps
     a_map: TensorMap
@@ -76,7 +74,7 @@ class UnalignedArgs(NamedTuple):
 
 
 class LooseArgs(NamedTuple):
-    """The same where the threads that multiply align a: x_stride and x_vecs in codes."""
+    """The same if the consumer threads align a; x_stride and x_vecs count codes."""
 
     weight_map: PhasedMaps
     x: Pointer
@@ -90,23 +88,23 @@ class LooseArgs(NamedTuple):
 
 
 LOOSE_BATCHES: Final = 2
-"""As often, at most, the threads of a block wait for codes of a that they align: a copy of a takes about as long."""
+"""The most batches of loads in which the threads of a block align codes of a: a copy of a takes about as long."""
 
 
 def phases_of(stride: int) -> int:
-    """Return after how many rows they begin equally far behind a multiple of 16 bytes."""
+    """Return the period, in rows, of the rows' offsets from multiples of 16 bytes."""
     return ALIGNMENT // gcd(ALIGNMENT, stride)
 
 
 class UnalignedMaps(TensorMaps):
-    """PhasedMaps of the device source by the address of the weight."""
+    """The PhasedMaps of ``phases.cuh`` by the address of the weight."""
 
     __slots__ = ()
 
     def make(self, pointer: int) -> bytes:
-        """Return the maps of the rows of each residue, and how far behind the maps' their codes begin.
+        """Return the map of each residue's rows, and the offset of their codes from the beginning of the map's rows.
 
-        A row's first word of 16 bytes is read whole: memory is allocated in such words.
+        TMA reads whole words of 16 bytes, also before a row's first code; memory is allocated in such words.
         """
         rows, columns, stride, *box = self._geometry
         count = phases_of(stride)
@@ -117,20 +115,20 @@ class UnalignedMaps(TensorMaps):
             of_residue = ceil_div(rows - first, count)
             maps.append(encode(begin - offset, of_residue, offset + columns, stride * count, *box))
             offsets.append(offset)
-        missing = ALIGNMENT - len(maps)  # no channels have them: what they load is dropped
+        missing = ALIGNMENT - len(maps)  # no channels have these residues: what their tiles load is dropped
         return b"".join(maps + maps[:1] * missing) + struct.pack("16i", *offsets, *offsets[:1] * missing)
 
 
 def layout(problem: ScaledMm) -> DecodeConfig:
-    """Return how a product is laid out on the multiprocessors: as `sm90_decode`, for the channels that its tiles hold.
+    """Return the layout of a product, chosen as for `sm90_decode`, but with tiles of channels of one residue.
 
-    With one residue the layout is that of `sm90_decode`, so that a row that is aligned by chance gets the same bits.
+    With one residue it is the layout of `sm90_decode`, so that a weight that happens to be aligned gives the same bits.
     """
     problem = in_groups(problem)
     count = phases_of(problem.ldb)
     if problem.m > MOST_ROWS:
         return decode_wide_config.cheapest(wide(problem), problem.target)
-    # The order of a sum must not depend on m where it is asked not to: nor then may the config.
+    # With batch_invariant the order of sums must not depend on m, so the config must not either.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
     model, n = cost_model(side, problem.scale_a == "group"), problem.n
     if count > 1:
@@ -146,22 +144,20 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 
 
 def wide(p: ScaledMm) -> decode_wide_config.Wide:
-    """Return what the layout of more than 64 rows depends on."""
-    count, p = phases_of(p.ldb), in_groups(p)
-    return decode_wide_config.Wide(
-        p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=p.scale_a == "group"
-    )
+    """Return what the layout of more than 64 rows is chosen by."""
+    count = phases_of(p.ldb)
+    return decode_wide_config.Wide(p.m, in_tiles(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=is_along_k(p))
 
 
 def in_tiles(n: int, count: int, channels: int) -> int:
-    """Return the channels that tiles of so many hold, each of one of ``count`` residues, which are not all full."""
+    """Return ``n`` rounded up to whole tiles of ``channels`` channels for each of ``count`` residues."""
     return ceil_div(n, count * channels) * count * channels
 
 
 def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]) -> CostModel:
-    """Return a cost model for tiles of one residue: of those candidates that hold no more than ``n`` channels.
+    """Return a cost model for tiles of one residue, with the candidates that round ``n`` up no further.
 
-    ``loaded`` has what some cost in place of what the model says.
+    ``loaded`` replaces the costs of some candidates.
     """
     configs = []
     for config in model.configs:
@@ -173,27 +169,27 @@ def of_residues(model: CostModel, n: int, count: int, loaded: Mapping[tuple[int,
 
 
 def copies_a(p: ScaledMm) -> bool:
-    """Return whether a is copied: where not all of its rows begin at multiples of 16 bytes."""
+    """Return whether TMA cannot load a: not all of its rows begin at multiples of 16 bytes."""
     return bool(p.lda % ALIGNMENT) or max(p.alignment, p.codes_alignment) < ALIGNMENT
 
 
 def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether each block aligns its own part of a: where its threads have few words of it each."""
+    """Return whether each block aligns its own part of a: if its threads have few words of it each."""
     words = p.m * config.part(p.k) * (BLOCK_K // ALIGNMENT)
     threads = 128 * config.m_warpgroups * config.k_warpgroups
-    room = width(p.m) <= (16 if is_along_k(p) else MOST_ROWS)  # in registers
+    room = width(p.m) <= (16 if is_along_k(p) else MOST_ROWS)  # by registers
     return room and words <= LOOSE_BATCHES * loose_batch(p, config) * threads
 
 
 def loose_batch(p: ScaledMm, config: DecodeConfig) -> int:
-    """Return how many words a thread has on their way: as registers allow."""
+    """Return how many words of a each thread loads at a time: as many as registers allow."""
     if config.ctas_per_sm > 2:
         return 1
     return 2 if is_along_k(p) or width(p.m) > 16 else 4
 
 
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
-    """Return the launch of a kernel whose blocks align what they multiply of a, which it takes by its address."""
+    """Return the launch of a kernel whose blocks load a by its address and align what they multiply."""
     config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
     config = config._replace(a_stages=round_up(config.part(problem.k), config.k_warpgroups))
     constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
@@ -203,7 +199,7 @@ def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
 
 
 def loading(problem: ScaledMm, config: DecodeConfig) -> Launch:
-    """Return the launch of a kernel that loads aligned rows of a by a tensor map."""
+    """Return the launch of a kernel that loads aligned rows of a by TMA."""
     launcher, grid = launcher_for(problem, config, UnalignedArgs)
     return launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta))
 

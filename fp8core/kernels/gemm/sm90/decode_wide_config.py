@@ -1,7 +1,7 @@
-"""How `sm90_decode_unaligned` is laid out for 65 to 128 rows, and how long it takes: the config of least cost.
+"""The layout and the time of `sm90_decode_unaligned` for 65 to 128 rows: the config of least cost.
 
-A block has one warpgroup, since two would lack registers, with 64 channels of one residue. In a row of the result these
-lie up to 16 elements apart, so that most stores have a sector to themselves: with a short k they take longest.
+A block has one warpgroup, as two would lack registers, with 64 channels of one residue. In a row of the result these
+are up to 16 elements apart, so most stores have a sector to themselves, and with a short k they take the most time.
 """
 
 from functools import cache
@@ -20,6 +20,7 @@ from fp8core.problem import Target
 
 MOST_ROWS: Final = 128
 CHANNELS: Final = 64
+"""Of the smallest tiles of one residue."""
 A_STAGES: Final = 6
 MOST_PHASES: Final = 16
 
@@ -29,15 +30,15 @@ class Costs(NamedTuple):
 
     start_us: float
     k_block_us: dict[tuple[int, bool], float]
-    """Of a block, by the N side of wgmma and by whether scales change along k."""
+    """Time of a block per k-block, by the N side of wgmma and by whether scales change along k."""
     tile_us: float
-    """Of a block, beside its k-blocks."""
+    """Time of a block per tile, beside its k-blocks."""
     reduce_us: float
-    """Of a product, for every block that k is split over but the first."""
+    """Time of a product per block of a tile beyond the first."""
     result_us: float
-    """Of a result whose sector has 16 residues."""
+    """Time per stored result with 16 residues; proportionally less with fewer."""
     overlap: float
-    """The exponent of the norm that joins the products and the stores."""
+    """Exponent of the norm that combines the times of products and of stores, which overlap (`overlapped_us`)."""
 
 
 COSTS: Final = Costs(
@@ -46,11 +47,11 @@ COSTS: Final = Costs(
 
 
 class Wide(NamedTuple):
-    """A product of so many rows."""
+    """A product of 65 to 128 rows."""
 
     m: int
     n: int
-    """Channels that tiles of one residue hold."""
+    """Channels, rounded up to whole tiles of one residue each."""
     k: int
     side: int
     phases: int
@@ -69,7 +70,7 @@ def us(product: Wide, config: DecodeConfig) -> float:
 
 @cache
 def cheapest(product: Wide, target: Target) -> DecodeConfig:
-    """Return the config of least cost; of equals the one that splits k least."""
+    """Return the config of least cost; of equal ones, that with the smallest split of k."""
     found = []
     for split_k, most in clusters_at_once(target).items():
         clusters = min(ceil_div(product.n, CHANNELS), most)

@@ -1,6 +1,6 @@
-"""Tensor maps (CUtensorMap) of the operands that TMA loads: made when an address is first met, shared by all plans.
+"""Tensor maps (CUtensorMap) of the operands that TMA loads: made when an address is first seen, shared by all plans.
 
-A map holds an address and a geometry, so plans of one geometry share theirs, and the process keeps `MOST_MAPS` in all.
+A map holds an address and a geometry, so plans with the same geometry share maps. The process keeps up to `MOST_MAPS`.
 """
 
 import ctypes
@@ -13,21 +13,21 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.runtime import device
 
 MOST_MAPS: Final = 8192
-"""Of the process, some 300 bytes each with its entry: past so many they are made anew."""
+"""Maps that the process keeps, some 300 bytes each with its entry: past so many, all are dropped and made again."""
 
 SWIZZLE: Final = {32: 1, 64: 2, 128: 3}
 """CUtensorMapSwizzle by the bytes of a box's row."""
 _SHARED: Final[WeakValueDictionary[tuple[object, ...], "TensorMaps"]] = WeakValueDictionary()
-_LOCK: Final = threading.RLock()  # a collection of garbage within may come back here
-"""Of `_SHARED` and of what is added to the maps in it; a hit takes no lock."""
+_LOCK: Final = threading.RLock()  # reentrant: a garbage collection while it is held may come back here
+"""Guards `_SHARED` and additions to the maps in it; a hit takes no lock."""
 
 
 class TensorMaps(dict[int, bytes]):
-    """Tensor maps of row-major bytes of one geometry by address: a hit is a look-up."""
+    """Tensor maps of row-major bytes with one geometry, by address: a hit is a dictionary look-up."""
 
     __slots__ = ("__weakref__", "_geometry")
     made: ClassVar[int] = 0
-    """Since all were last cleared, and so at least as many as are kept."""
+    """Maps made since all were last cleared: at least as many as are kept."""
 
     def __init__(self, rows: int, columns: int, stride: int, box_rows: int, box_columns: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class TensorMaps(dict[int, bytes]):
 
 
 class WordMaps(TensorMaps):
-    """The same of 32-bit words: columns and boxes are counted in them, strides in bytes."""
+    """The same for 32-bit words: columns and boxes are in words, strides in bytes."""
 
     __slots__ = ()
 
@@ -61,7 +61,7 @@ class WordMaps(TensorMaps):
 
 
 def tensor_maps(rows: int, columns: int, stride: int, box_rows: int, box_columns: int = BLOCK_K) -> TensorMaps:
-    """Return the maps of uint8 ``[rows, columns]`` as `encode` makes them: one dictionary for all who ask for these."""
+    """Return the maps of uint8 ``[rows, columns]`` as `encode` makes them: one shared dictionary per geometry."""
     return shared_maps(TensorMaps, rows, columns, stride, box_rows, box_columns)
 
 
@@ -79,12 +79,12 @@ def encode(
 ) -> bytes:
     """Return the tensor map of ``[rows, columns]`` items of 1 byte (or 4) in boxes of ``box_rows`` x ``box_columns``.
 
-    A box of bytes is swizzled by as many as its rows have (32, 64 or 128); others, and boxes of words, are not. What a
-    box has outside the tensor is zero when it is loaded, and left out when it is stored. Rows are ``stride`` bytes
-    apart, a multiple of 16, as the address is.
+    A box of bytes whose rows have 32, 64 or 128 bytes is swizzled by that number; other boxes, and boxes of words, are
+    not. Elements of a box outside the tensor are loaded as zeros and not stored. ``stride``, the distance of rows in
+    bytes, and the address are multiples of 16.
 
     Raises:
-        BackendError: the driver refuses; the message holds its status and the geometry.
+        BackendError: the driver refuses the map; the message has its status and the geometry.
     """
     memory = ctypes.create_string_buffer(128 + 64)
     address = round_up(ctypes.addressof(memory), 64)

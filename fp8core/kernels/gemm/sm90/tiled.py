@@ -29,11 +29,11 @@ from fp8core.table import Kernel, Requirement
 
 SCALES: Final[dict[Scales, int]] = {"chain": 0, "promoted": 1, "block": 2, "group": 3}
 STAGED_ROWS: Final = 64
-"""Of a warpgroup, in a buffer of its own."""
+"""Rows of the result in a staging buffer of a warpgroup."""
 
 
 class TiledArgs(NamedTuple):
-    """Of sm90_tiled."""
+    """The arguments of sm90_tiled."""
 
     weight_map: TensorMap
     a_map: TensorMap
@@ -46,19 +46,19 @@ class TiledArgs(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Of a block's shared memory."""
+    """The layout of a block's shared memory."""
 
     stages: int
-    """K-blocks of the ring."""
+    """k-blocks of the ring."""
     piece_bytes: int
-    """Of a row of a staged piece of the result."""
+    """Bytes per row of a staged piece of the result."""
     buffers: int
     """Pieces that a warpgroup stages at a time."""
     dynamic_bytes: int
 
     @classmethod
     def of(cls, problem: ScaledMm, tile: Tile) -> "Layout":
-        """Return as many buffers as a tile has pieces, or a part of them where more would leave too few stages."""
+        """Return a layout with a buffer per piece of a tile, or fewer if that would leave too few stages."""
         scales, row_bytes = scales_of(problem), tile.columns * ITEMSIZE[problem.out]
         along_k = scales in ("block", "group")
         piece = staged_piece(tile, ITEMSIZE[problem.out])
@@ -66,7 +66,7 @@ class Layout(NamedTuple):
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
         left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224
         pieces = tile.m_slices * row_bytes // piece
-        waits = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for many pieces, or for what comes into each
+        waits = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
         least = PINGPONG_STAGES - waits if tile.pingpong else LEAST_STAGES
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
             staging = tile.groups * buffers * STAGED_ROWS * piece
@@ -78,21 +78,22 @@ class Layout(NamedTuple):
 
 LEAST_STAGES: Final = 3
 PINGPONG_STAGES: Final = 5
-"""The least where a warpgroup that stores may wait for its buffers, as the other multiplies."""
+"""Least stages of ping-pong tiles, where a warpgroup may wait for its buffers while the other multiplies. One fewer is
+enough if stores wait longer (`Layout.of`)."""
 
 
 def loads_scale_tiles(problem: ScaledMm) -> bool:
-    """Return whether TMA loads 1x128 scales of a: those of neighbouring rows are neighbours in memory, and aligned."""
+    """Return whether TMA can load 1x128 scales of a: those of neighbouring rows are adjacent in memory, and aligned."""
     rows, k_blocks = problem.scale_a_strides
     neighbours = rows == 1 and k_blocks >= 0 and k_blocks % 4 == 0 and problem.vectors_alignment % 16 == 0
     return scales_of(problem) == "block" and neighbours
 
 
 def side_by_side(problem: ScaledMm, tile: Tile) -> int:
-    """Return how many blocks are launched as a cluster: those that load for each other, or two that have several tiles.
+    """Return the cluster size of a launch: the blocks that multicast to each other, or two if each has several tiles.
 
-    Blocks of a cluster run on neighbouring multiprocessors, and two in a row have tiles of the same channels, which
-    neighbours read at less cost (experiments/2026-11-neighbours).
+    The blocks of a cluster run on neighbouring multiprocessors. Two consecutive blocks have tiles of the same channels,
+    which neighbours read at less cost (experiments/2026-11-neighbours).
     """
     several = tile.tiles(problem.m, problem.n) > problem.target.multiprocessors and problem.m > tile.rows
     return 2 if tile.cluster == 1 and several and scales_of(problem) == "block" else tile.cluster
@@ -101,7 +102,7 @@ def side_by_side(problem: ScaledMm, tile: Tile) -> int:
 def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     """Return one launch for any number of rows: ``round(scale_a * (scale_b * acc) + bias)``.
 
-    Scales that change along k join at every 128 of it.
+    Scales that change along k are applied after every k-block of 128.
     """
     problem = in_groups(problem)
     tile = tile or fastest(problem)
@@ -139,7 +140,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     most = max(1, problem.target.multiprocessors // cluster) * cluster
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
     multiply = launcher.bind_args((min(tile.tiles(problem.m, problem.n), most), 1, 1), numbers)
-    # Rows outside of a would be filled with zeros, which takes TMA longer than to load as many: they keep their bytes.
+    # A box has no more rows than a, rounded up to 8: TMA takes longer to fill rows with zeros than to load them.
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, round_up(problem.m, 8)))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
     out_maps: Maps = NO_MAPS
@@ -184,19 +185,19 @@ class _NoMaps(dict[int, bytes]):
 
 
 NO_MAPS: Final = _NoMaps()
-"""What a launch is given of a tensor that TMA does not reach."""
+"""The maps of a tensor that TMA does not access: 128 zero bytes for any address."""
 
 ALGORITHMS: Final = 3
 """How many tiles `tune` times."""
 
 
 def algorithms(problem: ScaledMm) -> tuple[str, ...]:
-    """Return the tiles that are fastest by their estimates, by name."""
+    """Return the names of the tiles with the least estimates."""
     return tuple(str(tile) for tile in by_cost(problem)[:ALGORITHMS])
 
 
 def plan_tiled(problem: ScaledMm, algorithm: int = 0) -> Matmul:
-    """Return the launch of the row "sm90_tiled", by the tile that comes so far behind the one taken to be fastest."""
+    """Return the launch of the row "sm90_tiled", by tile number ``algorithm`` in the order of estimates."""
     return tiled(problem, by_cost(problem)[algorithm])
 
 

@@ -1,4 +1,4 @@
-"""Which tile of sm90_tiled a product gets: by the formula of `tiled_cost`, corrected by trees where it was measured."""
+"""The choice of a tile of sm90_tiled: by the formula of `tiled_cost`, corrected by trees on GPUs that were measured."""
 
 import math
 from functools import lru_cache
@@ -12,14 +12,14 @@ from fp8core.kernels.gemm.sm90.tiled_cost import LOADED_ROWS, PIECE, Tile, tiles
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 KERNEL: Final = "sm90_tiled"
-"""The name of these trees."""
+"""The name of the trees of this kernel."""
 
 
 class Features(NamedTuple):
-    """What is asked of a product and a tile to correct the estimate; large sizes as logarithms.
+    """The features of a product and a tile by which the estimate is corrected; large sizes as logarithms.
 
-    What begins with "busiest" is of the multiprocessor with the most tiles; "crossing" of rows in two lines each, where
-    128 does not divide k; "odd" of results that TMA does not store.
+    "busiest" features are those of the multiprocessor with the most tiles; "crossing" counts rows that cross cache
+    lines, as 128 does not divide k; "odd" counts results that TMA does not store.
     """
 
     m: float
@@ -58,7 +58,7 @@ class Features(NamedTuple):
 
 
 def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
-    """Return them; rates are over the estimated time."""
+    """Return the features of a product and a tile; rates are divided by the estimated time."""
     along_m, along_n = ceil_div(p.m, tile.rows * tile.cluster) * tile.cluster, ceil_div(p.n, tile.columns)
     share = along_m * along_n / p.target.multiprocessors
     log, k_blocks = math.log, ceil_div(p.k, BLOCK_K)
@@ -105,23 +105,23 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
 
 
 def corrected_us(problem: ScaledMm, tile: Tile, estimate: float, gpu: str) -> float:
-    """Return the estimate of a tile, corrected by what was measured on a model of GPU."""
+    """Return the estimate of a tile, corrected by the measurements on a model of GPU."""
     return estimate * corrections.factor(KERNEL, features(problem, tile, estimate), Features._fields, gpu)
 
 
 NEAR: Final = 1.2
-"""How many times the least estimate one may be that is corrected: of others, none was found to be the fastest."""
+"""Only estimates up to this factor of the least one are corrected: beyond it no tile was found to be the fastest."""
 
 
 @lru_cache(8192)
 def by_formula(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
-    """Return the tiles that a product can have and their estimates by the formula alone, the fastest first."""
+    """Return the tiles that a product can have, with their estimates by the formula alone, the fastest first."""
     return tuple(sorted(((us(problem, tile), tile) for tile in tiles(problem)), key=lambda one: one[0]))
 
 
 @lru_cache(8192)
 def ranking(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
-    """Return the same with the estimates corrected where it counts."""
+    """Return the same with corrected estimates, for those that are `NEAR` the least."""
     found = by_formula(problem)
     gpu = corrections.gpu_of(problem.target)
     if gpu is not None and problem.m and problem.n and problem.k:
@@ -147,5 +147,5 @@ def least_us(problem: ScaledMm) -> float:
 
 
 def fastest(problem: ScaledMm) -> Tile:
-    """Return the tile that takes the least time by `least_us`."""
+    """Return the tile of the least corrected estimate."""
     return ranking(problem)[0][1]

@@ -1,6 +1,6 @@
-"""Which tiles sm90_tiled is compiled for, and how long a product takes by each.
+"""The tiles that sm90_tiled is compiled for, and the estimated time of a product with each of them.
 
-The constants are fitted to an H200 (experiments/2026-11-choice).
+The constants are fitted to an H200 (experiments/2026-11-choice). Times are in microseconds.
 """
 
 from typing import Final, Literal, NamedTuple
@@ -12,21 +12,22 @@ from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.problem import ITEMSIZE, Activation, ScaledMm, Target
 
 Scales = Literal["chain", "promoted", "block", "group"]
-"""Of a product: those that do not change along k, by one chain of sums over k or promoted every 128 of it; or 1x128 of
-a with 128x128 ("block") or 1x128 ("group") of the weight."""
+"""How the scales of a product enter. Without scales along k, the tensor cores accumulate all of k ("chain") or every
+k-block is promoted ("promoted"). With scales of 1x128 for a, those of the weight are 128x128 ("block") or 1x128
+("group")."""
 
 
 class Tile(NamedTuple):
-    """A tile of the result, which a multiprocessor has at a time."""
+    """A tile of the result, which a multiprocessor makes at a time."""
 
     rows: int
     """64, 128 or 256."""
     columns: int
     """Channels."""
     cluster: int = 1
-    """Tiles of the same channels whose blocks load the weight for each other."""
+    """Tiles of a cluster: they have the same channels, and their blocks multicast loads of the weight."""
     pingpong: bool = False
-    """Whether each of two warpgroups makes every other tile whole: one multiplies while the other stores."""
+    """Whether two consumer warpgroups make whole tiles by turns: one multiplies while the other stores."""
 
     def __str__(self) -> str:
         own = "-pingpong" if self.pingpong else f"/{self.cluster}" if self.cluster > 1 else ""
@@ -34,12 +35,12 @@ class Tile(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Return how many warpgroups multiply."""
+        """Return the number of consumer warpgroups."""
         return 1 if self.rows == 64 and not self.pingpong else 2
 
     @property
     def m_slices(self) -> int:
-        """Return how many times 64 rows of a tile each of them has."""
+        """Return how many slices of 64 rows of a tile each of them has."""
         return self.rows // (64 if self.pingpong else 64 * self.groups)
 
     @property
@@ -48,95 +49,95 @@ class Tile(NamedTuple):
         return (self.rows + self.columns) * BLOCK_K
 
     def tiles(self, m: int, n: int) -> int:
-        """Return the tiles of a result, with those that clusters make twice."""
+        """Return the tiles of a result, counting those twice that clusters make twice."""
         return ceil_div(m, self.rows * self.cluster) * self.cluster * ceil_div(n, self.columns)
 
     def waves(self, m: int, n: int, target: Target) -> int:
-        """Return how many tiles the busiest multiprocessor has."""
+        """Return how many tiles the busiest multiprocessor makes."""
         return ceil_div(self.tiles(m, n), target.multiprocessors)
 
 
 def scales_of(problem: ScaledMm) -> Scales:
-    """Return how the scales of a product enter."""
+    """Return how the scales of a product enter (see `Scales`)."""
     if is_along_k(problem):
         return "block" if WITHIN[problem.scale_b] == "block" else "group"
     return "chain" if problem.use_fast_accum else "promoted"
 
 
 START_US: Final = 1.089
-"""Of a product: from its launch to the first k-block."""
+"""Time from a product's launch to its first k-block."""
 FILL_US: Final = 0.004003
-"""Of a product, for each row of its first k-block."""
+"""Time of a product per row of its first k-block, to fill the pipeline."""
 BYTES_A_US: Final = 4.517e6
-"""From memory."""
+"""Memory bandwidth, in bytes per microsecond."""
 OVERLAP: Final = 3.895
-"""The exponent of the norm that joins the times of the memory, of the multiprocessors and of lines that L2 is asked for
-beside their own: the greatest hides most."""
+"""Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the multiprocessors, and
+of further L2 requests for rows that cross cache lines."""
 CHAIN_US: Final = 1.592e-5
 PROMOTED_US: Final = 1.452e-5
-"""Of a multiprocessor, for one result of a tile and a k-block: in one chain over k, or added up in fp32."""
+"""Time of a multiprocessor per result of a tile and k-block: in one chain over k, or promoted."""
 CHAIN_K_BLOCK_US: Final = 0.02015
 PROMOTED_K_BLOCK_US: Final = 0.05968
-"""More of a k-block, whatever the tile."""
+"""Addition per k-block, whatever the tile."""
 LOAD_US: Final = 1.762e-5
-"""Of a multiprocessor, for a row of a k-block that it loads alone."""
+"""Time of a multiprocessor per row of a k-block, if it alone loads."""
 SHARED_LOAD_US: Final = 0.0003975
-"""More of that where all multiprocessors load; of some of them, a part of it."""
+"""Addition to `LOAD_US` if all multiprocessors load; if only some do, in proportion."""
 CROSSING_US: Final = 0.0009104
-"""Of a multiprocessor, for a row of a k-block that lies in two lines, for each of which L2 is asked: where rows begin
-at multiples of 16 bytes. It hides products, or is hidden."""
+"""Time of a multiprocessor per row of a k-block that crosses a cache line, which takes two requests to L2: for rows
+that begin at multiples of 16 bytes. It overlaps with products."""
 SHARED_CROSSING_US: Final = 0.001527
-"""More of that where all multiprocessors ask; of some of them, a part of it."""
+"""Addition to `CROSSING_US` if all multiprocessors load; if only some do, in proportion."""
 AT_32: Final = 0.5812
 AT_64: Final = 0.4856
-"""The parts of both where rows begin at multiples of 32 or 64 bytes: fewer of them lie in two lines."""
+"""Fractions of both for rows that begin at multiples of 32 or 64 bytes: fewer of them cross a line."""
 MEMORY_UNALIGNED: Final = 0.06317
-"""The part by which the memory takes longer where rows do not begin at multiples of `SECTOR` bytes."""
+"""Fraction by which the memory takes longer if rows do not begin at multiples of `SECTOR` bytes."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
 FEW_ROWS: Final = 64
-"""Up to so many there are no ping-pong tiles: nothing was measured of them."""
+"""Up to so many rows, ping-pong tiles are no candidates: none were measured."""
 LOADED_ROWS: Final = 8
-"""Rows of a are loaded in multiples of so many, and no more of them than a has."""
+"""Rows of a are loaded in multiples of this, and never more than a has."""
 RESULT_US: Final = 5.38e-5
-"""Of a tile\'s end, for each of its results."""
+"""Time of a tile's epilogue per result."""
 HIDDEN: Final = 0.6532
-"""The part of it that is hidden in ping-pong tiles but the last, where the other warpgroup's products take as long."""
+"""Fraction of the epilogue that ping-pong hides, except in the last tile, if the other warpgroup's products take as
+long."""
 ALONE: Final = 1.739
-"""How many times as long it is by one warpgroup."""
+"""Factor on the epilogue if one warpgroup does it."""
 ELEMENTWISE: Final = 2.538
-"""The same where TMA does not store the result, but threads do."""
+"""Factor on the epilogue if threads store the result instead of TMA."""
 BY_ONE: Final = 1.633
-"""How many times as long that is in tiles of 64 rows, which one warpgroup stores."""
+"""Further factor on that in tiles of 64 rows, which one warpgroup stores."""
 NARROW: Final = 0.6538
-"""The part by which it is longer for each time that pieces of 128 bytes, or what is left of them, are more than those
-that threads find staged."""
+"""Fraction by which that takes longer per further piece, if threads find pieces narrower than `STAGED` bytes."""
 BETWEEN_WORDS: Final = 0.1238
-"""The part by which it is longer where rows of the result begin between words of four bytes."""
+"""Fraction by which that takes longer if rows of the result do not begin at multiples of `WORD` bytes."""
 WORD: Final = 4
 PIECE: Final = 16
-"""Bytes that TMA stores at least."""
+"""The alignment in bytes that TMA needs to store the result."""
 STAGED: Final = 128
-"""Bytes of a row of the result that are staged together, where they divide a tile's row; else a half or a quarter."""
+"""Bytes of a row of the result that are staged as a piece if they divide a tile's row; else a half or a quarter."""
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
 ADDED: Final = 1.0
-"""The parts by which an activation and beta make it longer."""
+"""Fractions by which an activation, and beta, lengthen the epilogue."""
 CHAIN_HEAT: Final = 0.2559
 PROMOTED_HEAT: Final = 0.3203
-"""What a k-block takes more in a product that takes long, as the clock falls."""
+"""Fraction by which k-blocks take longer in a long product, as the clock falls."""
 HOT_US: Final = 126
-"""Of k-blocks in a row, after which half of that shows."""
+"""Time of k-blocks after which half of that fraction applies."""
 WHOLE_WAVES: Final = 1.009
-"""By which part the time grows with whole waves; by the rest it grows with tiles."""
+"""Share of the time that grows with whole waves; the rest grows with tiles."""
 
 
 class Cost(NamedTuple):
-    """What a tile's products take in units of the constants above, for what their sizes do not tell."""
+    """Factors on the constants above, fitted to a tile: what its size does not explain."""
 
     promoted: float
-    """Of products that are added in fp32; 0: the registers do not hold them."""
+    """On promoted products; 0: the registers do not hold them."""
     chain: float
-    """Of products that are not."""
+    """On products in one chain over k."""
 
 
 COSTS: Final[dict[Tile, Cost]] = {
@@ -163,7 +164,7 @@ COSTS: Final[dict[Tile, Cost]] = {
     Tile(64, 256, pingpong=True): Cost(0, 0.7628),
 }
 TILES: Final = tuple(COSTS)
-"""What kernels are compiled for; of equals the first is taken."""
+"""The tiles that kernels are compiled for; of equally fast ones the first is chosen."""
 
 
 FITTED: Final = (
@@ -172,11 +173,11 @@ FITTED: Final = (
     *("MEMORY_UNALIGNED", "RESULT_US", "HIDDEN", "ALONE", "ELEMENTWISE", "BY_ONE", "NARROW", "BETWEEN_WORDS"),
     *("CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US", "WHOLE_WAVES"),
 )
-"""Beside those of `COSTS`, the names of the numbers that `python -m bench.fit_estimates` finds."""
+"""The constants that `python -m bench.fit_estimates` fits beside `COSTS`."""
 
 
 def wide_scales(problem: ScaledMm) -> bool:
-    """Return whether 1x128 scales of neighbouring rows are loaded four at a time."""
+    """Return whether the 1x128 scales of four neighbouring rows can be loaded at once."""
     rows, k_blocks = problem.scale_a_strides
     return rows == 1 and k_blocks % 4 == 0
 
@@ -187,23 +188,23 @@ def staged_piece(tile: Tile, itemsize: int) -> int:
 
 
 def stores_tiles(problem: ScaledMm) -> bool:
-    """Return whether TMA stores the result: its address and its rows are aligned."""
+    """Return whether TMA can store the result: its address and its rows are aligned."""
     at = max(problem.alignment, problem.out_alignment)
     return at % PIECE == 0 and problem.ldo * ITEMSIZE[problem.out] % PIECE == 0
 
 
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
-    """Return those that a product's sums, products and scales leave registers for."""
+    """Return the tiles whose sums, products and scales fit into registers for a product."""
     scales = scales_of(problem)
     ends = bool(problem.activation) or problem.beta != 0 or problem.amax
     singly = scales == "group" and not stores_tiles(problem)  # takes registers
     most = 128 * 160 if singly or (scales == "group" and ends) else 256 * 128
-    # Of a warpgroup; none where rows are so few that loads take the time, and not products.
-    loads = problem.beta != 0 and not stores_tiles(problem)  # what it adds to: takes registers, too
+    # Ping-pong tiles: none for few rows, where loads take the time and not products.
+    loads = problem.beta != 0 and not stores_tiles(problem)  # threads load what beta scales: takes registers, too
     most_alone = 0 if problem.m <= FEW_ROWS else 128 * 128 if problem.amax else 128 * 160 if loads else 128 * 192
-    # Clusters make some tiles twice; and not where a warpgroup has no register to spare.
+    # No clusters with beta, as they make some tiles twice, nor with scales that leave a warpgroup no register to spare.
     together = 1 if problem.beta or scales == "group" else 2
-    piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels, whose results are stored together
+    piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels whose results are stored together
     return tuple(
         tile
         for tile in TILES
