@@ -17,7 +17,6 @@ PRODUCTS: Final[dict[str, Callable[[ScaledMm], Product]]] = {
     "cublaslt_pad_m": padded_product,
 }
 """By kernel: the function that returns the product that the library computes."""
-_ATTRIBUTES: Final = {"id": (0, 4), "custom": (5, 4), "stages": (6, 4), "inner": (7, 2), "reduction": (3, 4)}
 
 
 def name_of(p: ScaledMm, choice: Choice) -> str:
@@ -37,10 +36,4 @@ def _about(p: ScaledMm, choice: Choice) -> dict[str, Any]:
     found = library.find("cuda")
     assert isinstance(found, library.Library)
     config = ordering.Config.of(found, offer.algorithm)
-    other = {name: ordering.attribute(found, offer.algorithm, at) for name, at in _ATTRIBUTES.items()}
-    return {
-        **config._asdict(),
-        **other,
-        "waves": round(offer.waves, 3),
-        "workspace": offer.workspace_bytes,
-    }
+    return {**config._asdict(), "waves": round(offer.waves, 3), "workspace": offer.workspace_bytes}

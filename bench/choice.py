@@ -1,11 +1,12 @@
 """Time every able kernel and algorithm on many products, and report what the choice without tuning loses to the best.
 
-    python -m bench.choice [--json FILE] [--list fresh --half judge] [--wide] [--seconds 80] [--judge FILE ...]
+    python -m bench.choice [--json FILE] [--list sixth --half judge] [--wide] [--seconds 80] [--judge FILE ...]
 
 The lists are those of `bench.choice_cases`. Products are visited in an order that does not depend on their shapes, so
 that what is measured within --seconds is a fair sample. Weights come from memory, activations from L2. Each time is two
 medians, over the even and the odd turns of the same graphs: what is fastest by the one is judged by the other, so that
-noise does not count as a gain of tuning. With --judge files of such records are judged, and nothing is timed.
+noise does not count as a gain of tuning. With --judge files of such records are judged, and nothing is timed. Products
+of a blind half are never named.
 """
 
 import argparse
@@ -40,8 +41,10 @@ ODD: Final = (
 """The kernels that are timed on the list "odd"."""
 MOST_PANELS: Final = 128
 """Kernels for few rows are not timed with more rows than this."""
+TIMES: Final = 2
+"""The number of times of a candidate in a record, each the median of its own turns."""
 LARGE: Final = 1e12
-"""Products of more operations than this are timed in half as many turns."""
+"""Products of more operations than this are timed in half as many turns, but at least one for each of `TIMES`."""
 TILES_TIMED: Final = 6
 """The number of tiles timed with --wide. (32 algorithms of cuBLASLt instead of 8 gave no more for 221 products.)"""
 
@@ -76,7 +79,7 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ..
     """Return the record of a case: the description and the times of each candidate."""
     p = case.problem(0)
     if case.operations > LARGE:
-        how = how._replace(turns=how.turns // 2)
+        how = how._replace(turns=max(TIMES, how.turns // TIMES))
     narrow = [(choice.kernel, name_of(p, choice)) for choice in candidates(p, only)]
     with wide() if more else nullcontext():
         choices = candidates(p, only)
@@ -86,7 +89,7 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ..
             {
                 **described(p, choice),
                 "tuned": name in narrow,
-                "us": [round(median(us[turn::2]), 3) for turn in range(2)],
+                "us": [round(median(us[turn::TIMES]), 3) for turn in range(TIMES)],
             }
             for choice, name, us in zip(choices, names, taken, strict=True)
             if us
@@ -101,6 +104,7 @@ def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ..
         ],
         "only": list(only),
         "far": [name for name, us in zip(names, taken, strict=True) if not us],
+        **({} if how.stretch_ms == SAMPLING.stretch_ms else {"stretch_ms": how.stretch_ms}),
         "rows": rows,
     }
 
@@ -137,6 +141,12 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=None, help="time so many products, and leave out those after them")
     parser.add_argument("--seconds", type=float, default=600.0, help="start no further product after so long")
     parser.add_argument("--turns", type=int, default=SAMPLING.turns, help="timed turns of each candidate")
+    parser.add_argument(
+        "--stretch",
+        type=float,
+        default=SAMPLING.stretch_ms,
+        help="a timed stretch lasts at least this many ms; from about 60 on, the clock is that of long work",
+    )
     parser.add_argument("--kernels", nargs="+", help="time these kernels only")
     parser.add_argument("--wide", action="store_true", help="more tiles than tune times")
     parser.add_argument("--judge", type=Path, nargs="+", help="files of such records, to judge without timing anything")
@@ -173,7 +183,9 @@ def main() -> None:
         compile_ahead((p, c) for p in (case.problem(0) for case in wanted) for c in candidates(p, only))
     print(f"{len(wanted)} products, compiled after {time.monotonic() - begun:.1f} s", flush=True)
     records: list[dict[str, Any]] = []
-    how = SAMPLING._replace(turns=arguments.turns, hopeless=math.inf if only == ODD else SAMPLING.hopeless)
+    how = SAMPLING._replace(turns=arguments.turns, stretch_ms=arguments.stretch)
+    if only == ODD:
+        how = how._replace(hopeless=math.inf)
     for case in wanted:
         if time.monotonic() - begun > arguments.seconds:
             print(f"stopped after {len(records)} of {len(wanted)} products", flush=True)
@@ -190,7 +202,8 @@ def main() -> None:
 
 def said(arguments: argparse.Namespace) -> Iterator[str]:
     """Give the words of a command line that asks for the same products."""
-    for name in ("list", "half", "modes", "least", "up_to", "most", "skip", "count", "seconds", "turns", "kernels"):
+    limits = "least", "up_to", "most", "skip", "count", "seconds"
+    for name in ("list", "half", "modes", *limits, "turns", "stretch", "kernels"):
         value = getattr(arguments, name)
         if value is not None:
             yield from (f"--{name.replace('_', '-')}", *(value if isinstance(value, list) else [f"{value}"]))

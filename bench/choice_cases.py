@@ -3,9 +3,10 @@
 "models" has layers of real models, each with a few numbers of rows. "fresh", "second", "third" and "fourth" have layers
 of other models and random variations of them, with random numbers of rows, odd ones among both; "border" has small
 weights on both sides of where their layouts change. "few" has products of up to 64 rows alone, "many" of more, and
-"between" of as many as several kernels may be fastest for, and "fifth" of any number. The half "judge" of "fifth" is
-blind: nothing is fitted to it, and no rule is changed for one of its products. None of its weights is in another list.
-"odd" has few products, for the times of kernels that take what others do not.
+"between" of as many as several kernels may be fastest for, "fifth" and "sixth" of any number. The halves "judge" of the
+lists that `BLIND` names are blind: nothing is fitted to them, and no rule is changed for one of their products. None of
+their weights is in another list. "large" has the large products of `python -m bench products models`, to be timed in
+long stretches. "odd" has few products, for the times of kernels that take what others do not.
 """
 
 import hashlib
@@ -59,6 +60,30 @@ SECOND_SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "Stable Diffusion 3.5": ("7296x2432", "9728x2432", "2432x9728", "2432x2432"),
     "Wan 14B": ("15360x5120", "13824x5120", "5120x13824"),
 }
+SIXTH_SHAPES: Final[dict[str, tuple[str, ...]]] = {
+    "Mixtral 8x22B": ("8192x6144", "6144x6144", "32768x6144", "6144x16384"),
+    "Nemotron-4 340B / 8": ("2688x18432", "18432x2304", "9216x18432", "18432x9216"),
+    "Granite 8B": ("25600x4096", "4096x12800"),
+    "Llama 2 7B": ("12288x4096", "22016x4096", "4096x11008"),
+    "Llama 2 13B": ("15360x5120", "27648x5120", "5120x13824"),
+    "Qwen2.5 7B": ("4608x3584", "37888x3584", "3584x18944"),
+    "Qwen3 1.7B": ("4096x2048", "12288x2048", "2048x6144"),
+    "Qwen3 30B-A3B": ("5120x2048", "2048x4096", "1536x2048", "2048x768"),
+    "Qwen3 Coder 480B": ("14336x6144", "6144x12288", "5120x6144", "6144x2560"),
+    "Falcon 40B": ("9216x8192", "32768x8192", "8192x32768"),
+    "DeepSeek-V2": ("2112x5120", "24576x1536", "5120x16384", "24576x5120", "3072x5120", "5120x1536"),
+    "MiniMax-M2": ("8192x3072", "3072x6144", "3072x1536"),
+    "GLM-4.5 Air": ("21888x4096", "4096x10944", "2816x4096", "4096x1408"),
+    "Grok-1": ("65536x6144", "6144x32768"),
+    "DBRX": ("21504x6144", "6144x10752"),
+    "Gemma 2 27B": ("8192x4608", "4608x4096", "73728x4608", "4608x36864"),
+    "Gemma 3 1B": ("1536x1152", "13824x1152", "1152x6912"),
+    "BLOOM 176B / 8": ("5376x14336", "14336x1792", "7168x14336", "14336x7168"),
+    "Arctic": ("9728x7168", "7168x4864", "9216x7168"),
+    "Whisper": ("3840x1280", "5120x1280", "1280x5120"),
+    "T5 XXL": ("10240x4096", "4096x10240"),
+    "SDXL": ("10240x1280", "1920x640", "640x2560"),
+}
 ROWS: Final = (
     *(1, 3, 8, 16, 24, 33, 48, 64, 72, 96, 128, 160, 200, 256, 300, 384),
     *(512, 768, 1000, 1024, 1536, 2048, 3000, 4096, 8192, 16384),
@@ -75,7 +100,12 @@ MOST_OPERATIONS: Final = 4e12
 MOST_ROWS: Final = 16384
 ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
 ODD_ROWS: Final = 1, 8, 33, 64, 80, 120, 301, 2001
-BLIND: Final = ("fifth",)
+LARGE_SHAPES: Final = (
+    *("6144x4096", "28672x4096", "8192x8192", "7168x16384", "2112x7168", "24576x1536", "4096x7168", "7168x2048"),
+    *("36864x7168", "10240x5120", "5120x8192", "5120x25600", "4096x14336"),
+)
+LARGE_ROWS: Final = 1024, 4096
+BLIND: Final = ("sixth",)
 """Lists whose half "judge" is blind."""
 
 
@@ -110,8 +140,9 @@ FEW: Final = Drawn("few", FOURTH.shapes, 1600, (FRESH, SECOND, THIRD, FOURTH, BO
 MANY: Final = Drawn("many", FEW.shapes, 1000, (*FEW.others, FEW), (65, 8192))
 BETWEEN: Final = Drawn("between", FEW.shapes, 1000, (*MANY.others, MANY), (12, 64), (1e6, 150e6))
 FIFTH: Final = Drawn("fifth", FEW.shapes, 3600, (*BETWEEN.others, BETWEEN), (4, 8192))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW, MANY, BETWEEN, FIFTH)}
-LISTS: Final = ("models", *DRAWN, "odd")
+SIXTH: Final = Drawn("sixth", SIXTH_SHAPES | FEW.shapes, 3600, (*FIFTH.others, FIFTH), (4, MOST_ROWS))
+DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW, MANY, BETWEEN, FIFTH, SIXTH)}
+LISTS: Final = ("models", *DRAWN, "large", "odd")
 
 
 class Case(NamedTuple):
@@ -150,7 +181,10 @@ def cases(which: str = "models", modes: Iterable[str] = tuple(MODES)) -> list[Ca
     if which == "odd":
         weights = [tuple(map(int, shape.split("x"))) for shape in ODD_SHAPES]
         return [Case(mode, m, n, k) for n, k in weights for mode in ("row", "block") if mode in modes for m in ODD_ROWS]
-    found = list(_models(modes)) if which == "models" else [c for c in _drawn(which) if c.mode in set(modes)]
+    if which in DRAWN:
+        found = [case for case in _drawn(which) if case.mode in set(modes)]
+    else:
+        found = list(_models(modes) if which == "models" else _large(modes))
     return sorted(found, key=lambda case: number(str(case)))
 
 
@@ -165,6 +199,12 @@ def _models(modes: Iterable[str]) -> Iterator[Case]:
             fitting = [m for m in ROWS if 2 * m * n * k <= MOST_OPERATIONS]
             some = sorted(fitting, key=lambda m: number(f"{mode} {m} {shape}"))[:ROWS_A_WEIGHT]
             yield from (Case(mode, m, n, k) for m in some)
+
+
+def _large(modes: Iterable[str]) -> Iterator[Case]:
+    for shape in LARGE_SHAPES:
+        n, k = map(int, shape.split("x"))
+        yield from (Case(mode, m, n, k) for mode in modes if mode != "tensor" for m in LARGE_ROWS)
 
 
 @cache

@@ -42,13 +42,17 @@ class Change(NamedTuple):
     """The only mode of scales whose speed changed, or empty for all modes."""
     up_to: int = MOST_ROWS
     """Only products of at most this many rows changed."""
+    odd: bool = False
+    """Whether only results changed whose rows are not multiples of `PIECE` bytes."""
 
 
 CHANGED: Final = (
     Change("sm90_tiled", "2026-11-22T22:10"),
     Change("sm90_tiled", "2026-11-23T07:30", "block", 64),
+    Change("sm90_tiled", "2026-11-23T21:20", odd=True),
     Change("sm90_decode", "2026-11-23T01:20"),
     Change("realigned", "2026-11-24T00:00"),
+    Change("realigned", "2026-11-26T22:30", odd=True),
     Change("sm90_decode_unaligned", "2026-11-24T00:00"),
 )
 """Add a line when you make a kernel faster or slower, with the time of the first run of the new kernel: earlier times
@@ -212,7 +216,8 @@ def still(record: Record) -> Record:
 
 def is_of_today(record: Record, row: Record) -> bool:
     """Return whether a row was measured after the last change to the speed of its kernel."""
-    changes = (one for one in CHANGED if one.kernel == row["kernel"] and record["m"] <= one.up_to)
+    odd = 2 * record["n"] % tiled_cost.PIECE > 0  # bfloat16
+    changes = (one for one in CHANGED if one.kernel == row["kernel"] and record["m"] <= one.up_to and odd >= one.odd)
     return all(str(record["started"]) >= one.since for one in changes if one.mode in ("", record["mode"]))
 
 
@@ -264,7 +269,7 @@ def chosen_today(record: Record) -> Chosen | None:
 
 
 def report(found: Iterable[tuple[Record, float]]) -> None:
-    """Print the gains of each part and mode, and the worst products."""
+    """Print the gains of each part and mode, and the worst products of those that are fitted to: others stay blind."""
     pairs = list(found)
     for which in PARTS:
         for mode in ("all", *MODES):
@@ -273,10 +278,10 @@ def report(found: Iterable[tuple[Record, float]]) -> None:
                 p90 = quantiles(some, n=10)[-1]
                 line = f"median {median(some):.1%}, 90 % {p90:.1%}, worst {some[-1]:.1%}"
                 print(f"{which:>5} {mode:>6}: {len(some)} products, {line}", flush=True)
-    for record, lost in sorted(pairs, key=lambda pair: -pair[1])[:12]:
+    for record, lost in sorted((pair for pair in pairs if part(pair[0]) == "fit"), key=lambda pair: -pair[1])[:12]:
         best = min(record["rows"], key=lambda row: sum(row["us"]))
         print(
-            f"{lost:6.1%} {part(record)} {record['mode']} {record['m']}x{record['n']}x{record['k']}: {record['first']}"
+            f"{lost:6.1%} {record['mode']} {record['m']}x{record['n']}x{record['k']}: {record['first']}"
             f" in place of {best['kernel']} {best.get('name', best['algorithm'])}",
             flush=True,
         )

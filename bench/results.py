@@ -119,7 +119,7 @@ def append(path: Path | None, *records: Record) -> None:
     if path is None:
         return
     with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
+        file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
 
 
 def runs(path: Path) -> list[Run]:

@@ -11,9 +11,11 @@ pytest.importorskip("torch")
 
 from bench import choice, decode
 from bench.algorithms import described
-from bench.choice_cases import DRAWN, MODES, MOST_OPERATIONS, Case, cases, number
-from bench.choice_records import CLOSE, gain, gains
+from bench.choice_cases import BLIND, DRAWN, MODES, MOST_OPERATIONS, Case, cases, number
+from bench.choice_records import CLOSE, gain, gains, is_of_today, report
+from bench.subjects import SUBJECTS
 from fp8core import timing
+from fp8core.kernels.gemm.blaslt.ordering import Config
 from fp8core.runtime import jit
 from fp8core.table import Choice
 from support.blaslt_fixtures import built, stub  # noqa: F401
@@ -45,6 +47,28 @@ def test_lists_share_no_weight():
         assert any(k % 128 for _, k in weights)
 
 
+def test_large_products_are_those_of_the_benchmark_that_take_long():
+    found = cases("large")
+    asked = {key: SUBJECTS[key].arguments for key in ("products", "models")}
+    shapes = {shape for arguments in asked.values() for shape in arguments if "x" in shape}
+    assert {f"{case.n}x{case.k}" for case in found} == shapes
+    assert {case.m for case in found} == {1024, 4096}
+    assert {(case.n, case.k) for case in found} <= {(case.n, case.k) for case in cases("models")}
+
+
+def test_products_of_a_blind_half_are_never_named(capsys):
+    rows = [{"kernel": "a", "algorithm": 0, "us": [1.0, 1.0]}]
+    blind, other = (
+        {"list": BLIND[-1], "half": half, "mode": "row", "m": 7, "n": n, "k": 16, "first": ["a", 0], "rows": rows}
+        for half, n in (("judge", 111), ("fit", 222))
+    )
+    report([(blind, 0.9), (blind, 0.8), (other, 0.7)])
+    said = capsys.readouterr().out
+    assert "judge    row: 2 products" in said
+    assert "7x222x16" in said
+    assert "111" not in said
+
+
 def test_the_order_is_the_same_everywhere():
     assert number("a") == 310482890
     assert cases("fresh")[:2] == [Case("row", 9470, 3584, 12544), Case("row", 24, 4992, 6912)]
@@ -70,8 +94,23 @@ def test_a_record_has_each_candidate_with_what_is_known_of_it(stub, monkeypatch,
     assert [row["us"] for row in record["rows"]] == [[1.0 + i, 2.0 + i] for i in range(1, len(everything))]
     assert all(row["tuned"] for row in record["rows"])
     libraries = [row for row in record["rows"] if row["kernel"] in ("cublaslt", "cublaslt_relayout")]
-    assert all({"channels", "tokens", "split_k", "stages", "waves"} <= set(row) for row in libraries)
+    assert all({*Config._fields, "waves", "workspace"} <= set(row) for row in libraries)
     assert all("x" in row["name"] for row in record["rows"] if row["kernel"] == "sm90_tiled")
+
+
+@pytest.mark.parametrize(("turns", "want"), [(2, 2), (4, 2), (8, 4)])
+def test_a_product_that_takes_long_has_half_the_turns_but_both_times(stub, monkeypatch, turns, want):
+    monkeypatch.setattr(jit, "prepare", lambda *_, **__: Mock())
+    asked = []
+    monkeypatch.setattr(
+        timing, "samples", lambda p, launches, how: asked.append(how.turns) or samples(p, launches, how)
+    )
+    case = Case("block", 4096, 36864, 7168)
+    assert case.operations > choice.LARGE
+    rows = choice.measure(case, choice.SAMPLING._replace(turns=turns), more=False)["rows"]
+    assert asked == [want]
+    assert rows
+    assert all(len(row["us"]) == choice.TIMES for row in rows)
 
 
 @pytest.mark.parametrize(("mode", "m"), [("tensor", 16), ("row", 300), ("block", 1024)])
@@ -120,6 +159,7 @@ def test_some_kernels_alone_are_timed_and_not_judged(stub, monkeypatch):
         ("--list second --half judge --skip 56 --count 2 --wide --turns 6", 6),
         ("--list border --kernels sm90_decode sm90_tiled --count 2", choice.SAMPLING.turns),
         ("--list odd --count 3 --turns 4", 4),
+        ("--list large --count 2 --turns 4 --stretch 60.0", 4),
     ],
 )
 def test_a_run_writes_its_machine_its_products_and_its_end(stub, monkeypatch, tmp_path, asked, times):
@@ -136,6 +176,7 @@ def test_a_run_writes_its_machine_its_products_and_its_end(stub, monkeypatch, tm
     assert set(asked.split()) <= set(machine["command"].split())
     assert [one["bench"] for one in products] == ["choice"] * (3 if "odd" in asked else 2)
     assert {us for one in products for row in one["rows"] for us in row["us"]} <= {times, times // 2}
+    assert [one.get("stretch_ms") for one in products] == [60.0 if "large" in asked else None] * len(products)
     assert (end["bench"], end["status"]) == ("subject", 0)
 
 
@@ -144,6 +185,23 @@ def test_a_gain_is_judged_by_other_times_than_it_was_found_by():
     assert gain([(2.0, 2.0), (1.0, 1.0)], 1) == 0.0
     assert gain([(2.0, 1.0), (1.0, 2.0)], 0) == -0.25
     assert gain([(1.0, 1.0), (2.0, 2.0)], None) == pytest.approx(CLOSE - 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "want"),
+    [
+        ({}, True),
+        ({"n": 4097}, False),
+        ({"n": 4097, "started": "2026-11-23T22:00"}, True),
+        ({"started": "2026-11-22T20:00"}, False),
+        ({"mode": "block", "m": 64, "started": "2026-11-23T07:00"}, False),
+        ({"mode": "block", "m": 65, "started": "2026-11-23T07:00"}, True),
+    ],
+)
+def test_times_of_a_kernel_count_since_it_last_changed(fields, want):
+    """For rows of the result, scales and numbers of rows that a change was of."""
+    record = {"mode": "row", "m": 100, "n": 4096, "k": 4096, "started": "2026-11-23T12:00", **fields}
+    assert is_of_today(record, {"kernel": "sm90_tiled"}) is want
 
 
 def test_gains_are_of_what_was_chosen_when_it_was_measured():

@@ -1,6 +1,6 @@
 """Products of more than a few unaligned rows: copies in aligned rows, before and after a kernel that needs alignment.
 
-If a kernel can store results at any address (sm90_tiled), and there are not very many, only codes are copied.
+If a kernel can store results at any address (sm90_tiled), only codes are copied.
 
 A copy costs two passes over a and b, or over the result. With many products per weight that is less than a kernel that
 loads rows at any address loses.
@@ -29,9 +29,6 @@ COLUMNS: Final = 4 * THREADS
 ROWS: Final = 4
 """Rows of a block of copy_rows at a time."""
 BLOCKS_A_MULTIPROCESSOR: Final = 8
-MOST_SINGLE: Final = 3 << 20
-"""The most results that sm90_tiled stores at any address: copying more takes less time (experiments/2026-11-no-cliff).
-"""
 MOST_COPIED: Final = 1 << 30
 """Limit of the bytes of a and b that are copied: the memory that a call takes beside its result."""
 
@@ -70,11 +67,9 @@ def copies_codes(p: ScaledMm) -> bool:
 
 
 def copies_out(p: ScaledMm) -> bool:
-    """Return whether the result is copied: no kernel stores it at any address, or a copy takes less time."""
+    """Return whether the result is copied: no kernel stores it at any address."""
     odd = bool(p.n % CHANNELS) or max(p.alignment, p.out_alignment) < ALIGNMENT
-    if not odd or SM90_TILED.refusal(in_place(p)) is not None:
-        return odd
-    return p.m * p.n > MOST_SINGLE and p.n >= CHANNELS and p.beta == 0 and not p.amax
+    return odd and SM90_TILED.refusal(in_place(p)) is not None
 
 
 def in_place(p: ScaledMm) -> ScaledMm:

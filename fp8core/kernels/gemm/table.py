@@ -7,7 +7,7 @@ from fp8core.kernels.gemm.amd.decode import GFX9_DECODE
 from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_ROWS, HIPBLASLT_ROWS
 from fp8core.kernels.gemm.generic import GENERIC_DECODE, GENERIC_MMA, HOST
 from fp8core.kernels.gemm.mma.decode import SM89_DECODE
-from fp8core.kernels.gemm.realigned import copies_codes, copies_out, realigned
+from fp8core.kernels.gemm.realigned import copies_codes, realigned
 from fp8core.kernels.gemm.sm90 import decode_cost
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, config_for
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS
@@ -64,17 +64,14 @@ DECODE_PAYS: Final = Requirement(
 
 
 def _tiles_pay(p: ScaledMm) -> bool:
-    if p.m > MOST_ROWS:
-        return not copies_out(p)
-    if _takes_no_time(p) or SM90_DECODE_UNALIGNED.refusal(p) is not None:
+    if p.m > MOST_ROWS or _takes_no_time(p) or SM90_DECODE_UNALIGNED.refusal(p) is not None:
         return True
     return p.m >= MANY and formula_us(p) <= fallback_cost.unaligned_us(p)
 
 
 TILES_PAY: Final = Requirement(
     _tiles_pay,
-    "slower than sm90_decode_unaligned for few rows, and than copies of many results in odd rows, with m={p.m} n={p.n}"
-    " k={p.k}",
+    "slower than sm90_decode_unaligned for few rows, with m={p.m} n={p.n} k={p.k}",
 )
 
 DECODE: Final = SM90_DECODE._replace(

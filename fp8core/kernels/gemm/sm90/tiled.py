@@ -20,7 +20,7 @@ from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled_choice import by_cost, fastest, least_us
-from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, scales_of, stores_tiles
+from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, scales_of, staged_piece, stores_tiles
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm
 from fp8core.runtime import jit
@@ -61,7 +61,7 @@ class Layout(NamedTuple):
         """Return a layout with a buffer per piece of a tile, or fewer if that would leave too few stages."""
         scales, row_bytes = scales_of(problem), tile.columns * ITEMSIZE[problem.out]
         along_k = scales in ("block", "group")
-        piece = next(size for size in (128, 64, 32) if row_bytes % size == 0)
+        piece = staged_piece(tile, ITEMSIZE[problem.out])
         words = tile.rows + (tile.columns if scales == "group" else 32) if along_k else 1
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
         left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224

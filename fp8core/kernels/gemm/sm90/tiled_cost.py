@@ -64,34 +64,34 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.085
+START_US: Final = 1.089
 """Time from a product's launch to its first k-block."""
-FILL_US: Final = 0.003911
+FILL_US: Final = 0.004003
 """Time of a product per row of its first k-block, to fill the pipeline."""
-BYTES_A_US: Final = 4.507e6
+BYTES_A_US: Final = 4.517e6
 """Memory bandwidth, in bytes per microsecond."""
-OVERLAP: Final = 3.811
+OVERLAP: Final = 3.895
 """Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the multiprocessors, and
 of further L2 requests for rows that cross cache lines."""
-CHAIN_US: Final = 1.565e-5
+CHAIN_US: Final = 1.592e-5
 PROMOTED_US: Final = 1.452e-5
 """Time of a multiprocessor per result of a tile and k-block: in one chain over k, or promoted."""
-CHAIN_K_BLOCK_US: Final = 0.01982
-PROMOTED_K_BLOCK_US: Final = 0.05739
+CHAIN_K_BLOCK_US: Final = 0.02015
+PROMOTED_K_BLOCK_US: Final = 0.05968
 """Addition per k-block, whatever the tile."""
-LOAD_US: Final = 3.646e-5
+LOAD_US: Final = 1.762e-5
 """Time of a multiprocessor per row of a k-block, if it alone loads."""
-SHARED_LOAD_US: Final = 0.0004086
+SHARED_LOAD_US: Final = 0.0003975
 """Addition to `LOAD_US` if all multiprocessors load; if only some do, in proportion."""
-CROSSING_US: Final = 0.0008951
+CROSSING_US: Final = 0.0009104
 """Time of a multiprocessor per row of a k-block that crosses a cache line, which takes two requests to L2: for rows
 that begin at multiples of 16 bytes. It overlaps with products."""
-SHARED_CROSSING_US: Final = 0.001537
+SHARED_CROSSING_US: Final = 0.001527
 """Addition to `CROSSING_US` if all multiprocessors load; if only some do, in proportion."""
 AT_32: Final = 0.5812
-AT_64: Final = 0.4878
+AT_64: Final = 0.4856
 """Fractions of both for rows that begin at multiples of 32 or 64 bytes: fewer of them cross a line."""
-MEMORY_UNALIGNED: Final = 0.05655
+MEMORY_UNALIGNED: Final = 0.06317
 """Fraction by which the memory takes longer if rows do not begin at multiples of `SECTOR` bytes."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -99,31 +99,35 @@ FEW_ROWS: Final = 64
 """Up to so many rows, ping-pong tiles are no candidates: none were measured."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of this, and never more than a has."""
-RESULT_US: Final = 5.35e-5
+RESULT_US: Final = 5.38e-5
 """Time of a tile's epilogue per result."""
-HIDDEN: Final = 0.607
+HIDDEN: Final = 0.6532
 """Fraction of the epilogue that ping-pong hides, except in the last tile, if the other warpgroup's products take as
 long."""
-ALONE: Final = 2.045
+ALONE: Final = 1.739
 """Factor on the epilogue if one warpgroup does it."""
-ELEMENTWISE: Final = 4.325
+ELEMENTWISE: Final = 2.538
 """Factor on the epilogue if threads store the result instead of TMA."""
-BY_ONE: Final = 1.706
+BY_ONE: Final = 1.633
 """Further factor on that in tiles of 64 rows, which one warpgroup stores."""
-BETWEEN_WORDS: Final = 0.3851
+NARROW: Final = 0.6538
+"""Fraction by which that takes longer per further piece, if threads find pieces narrower than `STAGED` bytes."""
+BETWEEN_WORDS: Final = 0.1238
 """Fraction by which that takes longer if rows of the result do not begin at multiples of `WORD` bytes."""
 WORD: Final = 4
 PIECE: Final = 16
 """The alignment in bytes that TMA needs to store the result."""
+STAGED: Final = 128
+"""Bytes of a row of the result that are staged as a piece if they divide a tile's row; else a half or a quarter."""
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
 ADDED: Final = 1.0
 """Fractions by which an activation, and beta, lengthen the epilogue."""
-CHAIN_HEAT: Final = 0.2644
-PROMOTED_HEAT: Final = 0.3058
+CHAIN_HEAT: Final = 0.2559
+PROMOTED_HEAT: Final = 0.3203
 """Fraction by which k-blocks take longer in a long product, as the clock falls."""
-HOT_US: Final = 149.4
+HOT_US: Final = 126
 """Time of k-blocks after which half of that fraction applies."""
-WHOLE_WAVES: Final = 1.021
+WHOLE_WAVES: Final = 1.009
 """Share of the time that grows with whole waves; the rest grows with tiles."""
 
 
@@ -137,27 +141,27 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(0.9989, 0.9779),
-    Tile(128, 192): Cost(0.9048, 0.9065),
-    Tile(128, 160): Cost(0.9433, 0.8807),
-    Tile(128, 144): Cost(0.9311, 0.8766),
-    Tile(128, 128): Cost(0.8136, 0.8256),
-    Tile(128, 96): Cost(0.8845, 0.7987),
-    Tile(128, 64): Cost(0.8325, 0.7612),
-    Tile(64, 128): Cost(0.7817, 0.8166),
-    Tile(64, 96): Cost(0.9272, 0.8304),
-    Tile(64, 64): Cost(0.9468, 0.9901),
-    Tile(64, 32): Cost(1.226, 1.745),
-    Tile(128, 256): Cost(0, 0.952),
-    Tile(64, 256): Cost(0, 0.8465),
-    Tile(64, 192): Cost(0, 0.8208),
-    Tile(64, 64, cluster=2): Cost(1.287, 1.164),
-    Tile(64, 128, cluster=2): Cost(0.8871, 0.9339),
-    Tile(128, 192, pingpong=True): Cost(0, 0.8829),
-    Tile(128, 160, pingpong=True): Cost(0, 0.8565),
-    Tile(128, 144, pingpong=True): Cost(0, 0.8425),
-    Tile(128, 128, pingpong=True): Cost(0, 0.8091),
-    Tile(64, 256, pingpong=True): Cost(0, 0.7532),
+    Tile(256, 128): Cost(0.9904, 0.9838),
+    Tile(128, 192): Cost(0.9008, 0.9072),
+    Tile(128, 160): Cost(0.938, 0.884),
+    Tile(128, 144): Cost(0.9219, 0.8804),
+    Tile(128, 128): Cost(0.8053, 0.8304),
+    Tile(128, 96): Cost(0.878, 0.8028),
+    Tile(128, 64): Cost(0.8406, 0.7664),
+    Tile(64, 128): Cost(0.7886, 0.8281),
+    Tile(64, 96): Cost(0.9241, 0.8436),
+    Tile(64, 64): Cost(0.9814, 1.01),
+    Tile(64, 32): Cost(1.284, 1.771),
+    Tile(128, 256): Cost(0, 0.9517),
+    Tile(64, 256): Cost(0, 0.8543),
+    Tile(64, 192): Cost(0, 0.8312),
+    Tile(64, 64, cluster=2): Cost(1.292, 1.167),
+    Tile(64, 128, cluster=2): Cost(0.873, 0.9332),
+    Tile(128, 192, pingpong=True): Cost(0, 0.8931),
+    Tile(128, 160, pingpong=True): Cost(0, 0.8629),
+    Tile(128, 144, pingpong=True): Cost(0, 0.853),
+    Tile(128, 128, pingpong=True): Cost(0, 0.8201),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7628),
 }
 TILES: Final = tuple(COSTS)
 """The tiles that kernels are compiled for; of equally fast ones the first is chosen."""
@@ -166,7 +170,7 @@ TILES: Final = tuple(COSTS)
 FITTED: Final = (
     *("START_US", "FILL_US", "BYTES_A_US", "OVERLAP", "CHAIN_US", "PROMOTED_US", "CHAIN_K_BLOCK_US"),
     *("PROMOTED_K_BLOCK_US", "LOAD_US", "SHARED_LOAD_US", "CROSSING_US", "SHARED_CROSSING_US", "AT_32", "AT_64"),
-    *("MEMORY_UNALIGNED", "RESULT_US", "HIDDEN", "ALONE", "ELEMENTWISE", "BY_ONE", "BETWEEN_WORDS"),
+    *("MEMORY_UNALIGNED", "RESULT_US", "HIDDEN", "ALONE", "ELEMENTWISE", "BY_ONE", "NARROW", "BETWEEN_WORDS"),
     *("CHAIN_HEAT", "PROMOTED_HEAT", "HOT_US", "WHOLE_WAVES"),
 )
 """The constants that `python -m bench.fit_estimates` fits beside `COSTS`."""
@@ -176,6 +180,11 @@ def wide_scales(problem: ScaledMm) -> bool:
     """Return whether the 1x128 scales of four neighbouring rows can be loaded at once."""
     rows, k_blocks = problem.scale_a_strides
     return rows == 1 and k_blocks % 4 == 0
+
+
+def staged_piece(tile: Tile, itemsize: int) -> int:
+    """Return the bytes of a piece of a row of the result that shared memory holds together."""
+    return next(size for size in (STAGED, STAGED // 2, STAGED // 4) if tile.columns * itemsize % size == 0)
 
 
 def stores_tiles(problem: ScaledMm) -> bool:
@@ -233,7 +242,8 @@ def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     end = RESULT_US * results * (1 + ACTIVATED[p.activation] + (ADDED if p.beta else 0))
     if not stores_tiles(p):
         between = p.ldo * ITEMSIZE[p.out] % WORD > 0
-        end *= ELEMENTWISE * (BY_ONE if tile.groups == 1 else 1) * (1 + BETWEEN_WORDS * between)
+        narrow = STAGED / staged_piece(tile, ITEMSIZE[p.out]) - 1
+        end *= ELEMENTWISE * (BY_ONE if tile.groups == 1 else 1) * (1 + BETWEEN_WORDS * between) * (1 + NARROW * narrow)
     if tile.pingpong:
         shown = max((1 - HIDDEN) * end, (ALONE * end - k_blocks * k_block) / 2)
         ends = ALONE * end + (rounds - 1) * shown
