@@ -10,7 +10,7 @@
 //      GROUP   y / scale, scale = max(amax, eps) / MAX of 1 x GROUP_COLS
 // The caller owes: GROUP_COLS / VECTOR is a power of two up to WARP in GROUP, a whole number in STATIC.
 #pragma once
-#include "foreseen.cuh"
+#include "predicted_amax.cuh"
 #include "scaled_codes.cuh"
 
 // The codes and scales of a result, and the parameters of dynamic scales.

@@ -10,7 +10,7 @@
 //   FEW       rows are so few that each multiprocessor has one block or none, and latencies count: inputs are
 //             prefetched into L2 while the preceding kernel runs, and x is loaded first, because the sum waits for it.
 //   PREDICTS_AMAX
-//             the largest value of a token is found together with the sum of squares (foreseen.cuh).
+//             the largest value of a token is found together with the sum of squares (predicted_amax.cuh).
 // The caller owes: if ALIGNED, rows of x, residual and data, and the weight, begin at multiples of VECTOR elements; if
 // PREDICTS_AMAX, MODE is TOKEN, ROUND is 0, and the weight's type has 16 bits.
 #pragma once

@@ -173,9 +173,9 @@ def test_a_weight_of_another_dtype(emulator, target, data, rows, cols, x, w):
     check_norm(emulator, (target, x, data, PER_TOKEN, False, "float32", "k", False, rows, cols), True, w)
 
 
-def normed(memory, x, weight, residual, foreseen, monkeypatch):
+def normed(memory, x, weight, residual, predicted, monkeypatch):
     """Return codes, scales and residual of a norm per token whose team foresees the largest value, or does not."""
-    monkeypatch.setattr(rms_norm, "predicts_amax", lambda *_: foreseen)
+    monkeypatch.setattr(rms_norm, "predicts_amax", lambda *_: predicted)
     rows, cols = x.shape
     source, added = matrix(memory, x), matrix(memory, residual, writable=True)
     results, scaled_by = Results(memory, PER_TOKEN, False, "float32", "k", rows, cols, 0), memory.array(weight)
@@ -204,7 +204,7 @@ def normed(memory, x, weight, residual, foreseen, monkeypatch):
     ],
 )
 @pytest.mark.parametrize(("rows", "cols"), [(40, 1000), (3, 6144)], ids=["block", "cluster"])
-def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(
+def test_a_largest_value_that_is_predicted_is_the_one_that_is_found(
     emulator, monkeypatch, x_scale, w_scale, kind, rows, cols
 ):
     random = np.random.default_rng(cols)
@@ -236,8 +236,8 @@ def test_a_largest_value_that_is_foreseen_is_the_one_that_is_found(
     given = (x * np.float32(x_scale)).astype(wide), (weight * np.float32(w_scale)).astype(wide)
     added = (residual * np.float32(x_scale)).astype(wide)
     with emulator.watch() as memory:
-        found, foreseen = (normed(memory, *given, added, way, monkeypatch) for way in (False, True))
-    assert foreseen == found
+        found, predicted = (normed(memory, *given, added, way, monkeypatch) for way in (False, True))
+    assert predicted == found
 
 
 @pytest.mark.parametrize(("target", "slack"), [(CUDA, 0), (HIP_64, 2)], ids=str)
