@@ -95,3 +95,16 @@ def same(one, other):
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def differing(stored, saved, model):
+    """The names of the tensors that a model was saved with otherwise than they were stored.
+
+    Tensors that transformers holds in float32 whatever the model's dtype are compared by their float32 values.
+    """
+    widened = tuple(model._keep_in_fp32_modules_strict or ())
+    return [
+        name
+        for name, x in stored.items()
+        if not same(x.float() if widened and name.endswith(widened) else x, saved[name])
+    ]

@@ -59,8 +59,9 @@ def test_experts_of_the_text_model_in_one_of_images(tmp_path):
         for auto in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
     ]
     assert [sum(isinstance(module, Linear) for module in model.modules()) for model in found] == [26, 26]
-    whole, text = (model(input_ids=TOKENS).logits for model in found)
-    assert torch.equal(whole, text)
+    whole, text = found
+    inner = whole.language_model  # transformers 5.24 fails in the forward of the whole without images
+    assert torch.equal(inner(input_ids=TOKENS).logits, text(input_ids=TOKENS).logits)
 
 
 def test_experts_that_no_module_takes_one_by_one_are_refused():

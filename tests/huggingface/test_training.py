@@ -6,7 +6,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
+from safetensors.torch import load_file, save_file  # noqa: E402 - after the skips
+from transformers import AutoModelForCausalLM  # noqa: E402
 
 from fp8core.errors import CheckpointError  # noqa: E402
 from fp8core.torch import Linear, dequantize_model_  # noqa: E402
@@ -118,12 +119,12 @@ def test_adapters_of_a_bare_layer_have_the_model_s_dtype(tmp_path):
     """PEFT gives them the base's dtype: FP8 has no arithmetic, and rounds what they begin with."""
     written("qwen3", tmp_path / "base")
     config = peft.LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights=False)
-    model = from_pretrained(tmp_path / "base")
-    model.add_adapter(config)
+    model = peft.inject_adapter_in_model(config, from_pretrained(tmp_path / "base"))
     adapters = {name: x for name, x in model.named_parameters() if "lora" in name}
     assert {x.dtype for x in adapters.values()} == {torch.bfloat16}
     found = logits(model)
-    model.save_pretrained(tmp_path / "adapter")
-    again = from_pretrained(tmp_path / "base")
-    again.load_adapter(tmp_path / "adapter")
+    save_file(peft.get_peft_model_state_dict(model), tmp_path / "adapter.safetensors")
+    again = peft.inject_adapter_in_model(config, from_pretrained(tmp_path / "base"))
+    assert not torch.equal(logits(again), found)
+    peft.set_peft_model_state_dict(again, load_file(tmp_path / "adapter.safetensors"))
     assert torch.equal(logits(again), found)
