@@ -88,62 +88,74 @@ def test_block_scales_of_more_k_blocks_than_a_warp_has_lanes(launch, tile):
 
 RING = TiledProduct(Tile(128, 128, pingpong=True), (300, 336, 1168), multiprocessors=1)
 BLOCKS = TiledProduct(Tile(128, 128), (300, 336, 1296), multiprocessors=1, scales="block", bias="")
+WITHOUT_THE_LAST_RELEASES = (r"if constexpr \(shared\)\s*for [^;]*; [^;]*; [^;]*;", "")
 CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessors=2, bias="")
 
 
 @pytest.mark.parametrize(
-    ("fault", "edit", "product", "schedule", "report"),
+    ("fault", "edits", "product", "schedule", "report"),
     [
         (
             "a stage is released before its products are awaited",
-            (
-                r"wgmma_wait<C::m_slices>\(\);(\s*)release\(before\);",
-                r"release(before);\1wgmma_wait<C::m_slices>();",
-            ),
+            [
+                (
+                    r"wgmma_wait<C::m_slices>\(\);(\s*)release\(before\);",
+                    r"release(before);\1wgmma_wait<C::m_slices>();",
+                )
+            ],
             *(RING, SCHEDULES[1], "that a product of thread .* read"),
         ),
         (
             "a warpgroup does not await its turn",
-            (r"if constexpr \(C::pingpong\) sequence\.await\(\);", ""),
+            [(r"if constexpr \(C::pingpong\) sequence\.await\(\);", "")],
             *(RING, SCHEDULES[1], "that a product of thread .* read|completes two phases"),
         ),
         (
             "no fence between threads' writes and TMA",
-            (r"accesses_fence\(\);\s*threads_sync", "threads_sync"),
+            [(r"accesses_fence\(\);\s*threads_sync", "threads_sync")],
             *(RING, SCHEDULES[0], "no fence.proxy.async stands between"),
         ),
         (
             "a buffer is written while TMA reads it",
-            (r"if \(warp == 0 && lane == 0\) stores_read<C::buffers / many - 1>\(\);", ""),
+            [(r"if \(warp == 0 && lane == 0\) stores_read<C::buffers / many - 1>\(\);", "")],
             *(RING, SCHEDULES[1], "that a store of TMA of thread .* still reads"),
         ),
         (
             "the wrong parity of a barrier",
-            (r"at\.parity \^ 1\)", "at.parity)"),
+            [(r"at\.parity \^ 1\)", "at.parity)")],
             *(RING, SCHEDULES[0], "race on shared memory|deadlock"),
         ),
         (
             "one arrives less than there are warps",
-            (r"(pipeline\.init\(C::full_arrivals, C::math_warps \* C::cluster)\);", r"\1 - 1);"),
+            [(r"(pipeline\.init\(C::full_arrivals, C::math_warps \* C::cluster)\);", r"\1 - 1);")],
             *(RING, SCHEDULES[2], "nothing tells that it was awaited|completes two phases|more arrive"),
         ),
         (
             "vectors are released before they are read",
-            (r"sequence\.take\(\);", "sequence.take(); if (lane == 0) vector_pipeline.release(vectors_at);"),
+            [(r"sequence\.take\(\);", "sequence.take(); if (lane == 0) vector_pipeline.release(vectors_at);")],
             *(RING, SCHEDULES[0], "race on shared|more arrive|deadlock"),
         ),
         (
             "a lane fills a stage that others still wait for",
-            (r"__syncwarp\(\);  // else the stage could be filled", "// "),
+            [(r"__syncwarp\(\);  // else the stage could be filled", "// ")],
             *(BLOCKS, ONE_AFTER_ANOTHER, "completes two phases while thread 7"),
         ),
         (
             "a block ends while another one signals to it",
-            (r"if \(C::cluster > 1\) cluster_wait\(\);", ""),
-            *(CLUSTER, SCHEDULES[1], "of the cluster, which has ended"),
+            [WITHOUT_THE_LAST_RELEASES],
+            *(CLUSTER, SCHEDULES[1], "of the cluster, which has ended|has not awaited a signal of block"),
+        ),
+        (
+            "a block ends by a relaxed barrier, which its peer's signal may follow",
+            [
+                WITHOUT_THE_LAST_RELEASES,
+                (r"(if constexpr \(!early && from == 0\) await_vectors)", r"if (!sequence.any()) cluster_arrive(); \1"),
+                (r"(wgmma_wait<0>\(\);  // products issued after)", r"cluster_wait(); \1"),
+            ],
+            *(CLUSTER, SCHEDULES[1], "has not awaited a signal of block"),
         ),
     ],
 )
-def test_a_fault_of_order_is_reported(launch, tmp_path, fault, edit, product, schedule, report):
+def test_a_fault_of_order_is_reported(launch, tmp_path, fault, edits, product, schedule, report):
     with pytest.raises(EmulationError, match=report):
-        launch(product, schedule, tiled_text(tmp_path, (edit,)))
+        launch(product, schedule, tiled_text(tmp_path, edits))

@@ -158,7 +158,6 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         const auto store_slice = [&](auto of) {
             constexpr int chosen = decltype(of)::value, pieces = C::pieces;
             constexpr int from = chosen == WHOLE ? 0 : chosen, end = chosen == WHOLE ? C::m_slices : chosen + 1;
-            if (C::cluster > 1 && end == C::m_slices && !sequence.any()) cluster_arrive();  // this warp's last release
             if constexpr (!early && from == 0) await_vectors();
             [[maybe_unused]] float scales_a[C::m_slices][2];
             if constexpr (!C::along_k)
@@ -192,8 +191,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     while ((!C::pingpong || sequence.any()) && make_tile(Constant<0>()) &&
            (C::rotations < 2 || make_tile(Constant<1 % C::rotations>())) &&
            (C::rotations < 3 || make_tile(Constant<2 % C::rotations>())));
-    wgmma_wait<0>();                     // products issued after the last tile
-    if (C::cluster > 1) cluster_wait();  // no peer may signal to a block that has exited
+    wgmma_wait<0>();  // products issued after the last tile
     if constexpr (C::amax) publish_amax(largest, amax);
     if (C::store_tiles && threadIdx.x % 128 == 0) stores_read<0>();
 }

@@ -103,7 +103,9 @@ DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int 
 
 // Called by one thread: loads the tiles of one operand, ``rows`` rows into each stage of ``bytes``. With those of a it
 // also loads their scales if TMA does that, or, with separate_scale_thread, only expects their bytes. The blocks of a
-// cluster each load a part of the weight's rows, and multicast it to all of them.
+// cluster each load a part of the weight's rows, and multicast it to all of them. Peers release a block's stages by
+// arriving at its barriers: the block may exit only when it has seen the last release of every stage. (A relaxed barrier
+// of the cluster would not do: it may overtake the arrivals.)
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
@@ -112,7 +114,8 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
     const int part = shared ? rows / C::cluster * tiles.rank() : 0;
     ring += part * BLOCK_K;
     [[maybe_unused]] int full_at = C::stages;  // the k-block of the first tile at which the ring is full
-    for (Ring<C::stages> at(0); tiles.more(); tiles.next(), origin = tiles.origin(), full_at = -1) {
+    Ring<C::stages> at(0);
+    for (; tiles.more(); tiles.next(), origin = tiles.origin(), full_at = -1) {
         const int row = (of_weight ? origin.column : origin.row) + part;
 #pragma unroll 1
         for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
@@ -128,6 +131,8 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
                 load_scale_tile<C>(scale_map, stage_scales, pipeline, at, origin.row, k_block);
         }
     }
+    if constexpr (shared)
+        for (int i = 0; i < C::stages; ++i, at.advance(1)) pipeline.wait_empty(at);
 }
 
 // For a warp, if TMA loads the scales of a: loads those of the weight, for 32 k-blocks at a time, one per lane, while

@@ -67,6 +67,7 @@ std::string span(const std::vector<unsigned> &numbers) {
     self->block->exited++;
     exited++;
     idle = 0;
+    if (self->block->exited == self->block->threads) check_signals_of_peers(*self->block);
     if (self->cluster_rounds == cluster_rounds) leave_cluster_round();
     if (self->block->arrived) fail(0, "returned while threads of its block wait at a barrier");
     if (self->warp->waiting) {

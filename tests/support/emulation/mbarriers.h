@@ -72,8 +72,20 @@ void arrive(Barrier &b, long bytes, uintptr_t site) {
     b.bytes += bytes;
     if (b.bytes >= 1 << 20) fail(site, "an mbarrier awaits %ld bytes, more than it can count", b.bytes);
     publish(*current);
+    if (b.initializer->block != current->block) b.from_peers[current->index] = current->clock.known[current->index];
     join(b.arriving, current->clock);
     complete(b, site);
+}
+
+// Called when the last thread of a block returns. A signal of another block is an access of this block's memory: some
+// thread of this block must know by then that it came. A relaxed barrier of the cluster tells no thread so.
+void check_signals_of_peers(const Block &block) {
+    for (const Barrier &b : block.barriers)
+        for (const auto &[peer, when] : b.from_peers) {
+            bool seen = false;
+            for (unsigned i = 0; i < block.threads; i++) seen |= block.first[i].clock.known[peer] >= when;
+            if (!seen) fail(0, "the block ends and has not awaited a signal of block %u of the cluster", threads[peer].known.block.x);
+        }
 }
 
 // Counts the bytes of a copy that has landed; this carries no thread's clock.
@@ -130,7 +142,7 @@ void emulation_mbarrier_init(unsigned address, int arrivals) {
     }
     if (block.barriers.size() == MOST_BARRIERS) fail(SITE, "more than %zu mbarriers", MOST_BARRIERS);
     const auto slot = static_cast<uint16_t>(BY_BARRIER + block.barriers.size());
-    block.barriers.push_back({address, arrivals, arrivals, 0, 0, false, slot, current, {}, {}});
+    block.barriers.push_back({address, arrivals, arrivals, 0, 0, false, slot, current, {}, {}, {}});
     clear(block.barriers.back().arriving);
     clear(block.barriers.back().passed);
 }

@@ -56,6 +56,7 @@ struct Barrier {
     uint16_t slot;
     struct Thread *initializer;
     Clock arriving, passed;  // the clocks of the current phase and of the last completed one
+    std::map<uint32_t, int32_t> from_peers;  // when each thread of another block arrived last
 };
 
 struct Named {
