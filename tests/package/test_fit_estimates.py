@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from bench import boosting, cross, fit_estimates, fit_models, fit_trees
+from bench.batches import Call
 from bench.choice_records import MEASURED, key
 from bench.fit_estimates import search
 from bench.fit_models import Constant, Model, number, put_in_place
@@ -57,7 +58,7 @@ def model(module, samples=lambda _: []):
 
 def test_a_search_finds_what_times_were_made_of():
     module = SimpleNamespace(START=1.0, RATE=1.0)
-    samples = [Sample(lambda x=x: module.START + module.RATE * x, 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
+    samples = [Sample(Call(lambda x: module.START + module.RATE * x, (x,)), 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
     found = search(model(module), samples)
     assert pytest.approx(3.0, rel=0.02) == module.START
     assert pytest.approx(0.5, rel=0.02) == module.RATE
@@ -67,7 +68,7 @@ def test_a_search_finds_what_times_were_made_of():
 
 def test_one_time_that_is_far_off_moves_little():
     module = SimpleNamespace(START=3.0, RATE=0.5)
-    samples = [Sample(lambda x=x: module.START + module.RATE * x, 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
+    samples = [Sample(Call(lambda x: module.START + module.RATE * x, (x,)), 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
     search(model(module), [*samples, samples[30]._replace(us=100.0)])
     assert pytest.approx(3.0, rel=0.05) == module.START
 
