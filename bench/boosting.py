@@ -6,13 +6,14 @@ threshold, and of 2 ** d leaves: it is small to store and quick to evaluate.
 
 import random
 from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csc_array
 
 Floats = NDArray[np.float64]
-Numbers = NDArray[np.int64]
+Numbers = NDArray[np.int32]
 Tree = tuple[list[tuple[int, float]], list[int]]
 """Pairs of a feature's index and a threshold, and the leaves in units of `How.unit`."""
 BINS: Final = 32
@@ -56,26 +57,40 @@ def fit(asked: Floats, wanted: Floats, weights: Floats, how: How | None = None) 
     """
     how, chance = how or How(), random.Random(0)
     edges = [thresholds(column) for column in asked.T]
-    codes = np.stack([np.searchsorted(edge, column) for edge, column in zip(edges, asked.T, strict=True)])
+    codes = [np.searchsorted(edge, column).astype(np.int32) for edge, column in zip(edges, asked.T, strict=True)]
     sums, made = np.zeros(len(wanted)), list[Tree]()
     for _ in range(how.trees):
         left = np.clip(wanted - sums, -how.most, how.most)
-        seen = np.flatnonzero(weights * np.array([chance.random() < how.rows for _ in wanted]))
+        seen = np.flatnonzero(weights * (_randoms(chance, len(wanted)) < how.rows))
         columns = [c for c in chance.sample(range(len(edges)), round(how.columns * len(edges))) if len(edges[c])]
-        own = Seen(codes[:, seen], weights[seen], weights[seen] * left[seen])
-        leaf: Numbers = np.zeros(len(seen), dtype=np.int64)
-        cuts, places = list[tuple[int, float]](), np.zeros(len(wanted), dtype=np.int64)
-        for _ in range(how.depth):
-            column, at = _best(own, columns, edges, leaf, how)
-            leaf = 2 * leaf + (own.codes[column] > at)
-            places = 2 * places + (codes[column] > at)
-            cuts.append((column, float(edges[column][at])))
+        bins = np.empty((len(seen), len(columns)), dtype=np.int32)
+        for place, column in enumerate(columns):
+            bins[:, place] = codes[column][seen] + place * BINS
+        own = Seen(bins, np.ones(bins.size), weights[seen], weights[seen] * left[seen])
+        leaf: Numbers = np.zeros(len(seen), dtype=np.int32)
+        cuts, places = list[tuple[int, float]](), np.zeros(len(wanted), dtype=np.int32)
+        for level in range(how.depth):
+            which, at = _best(own, [len(edges[c]) for c in columns], leaf, 1 << level, how)
+            leaf = 2 * leaf + (own.bins[:, which] > which * BINS + at)
+            places = 2 * places + (codes[columns[which]] > at)
+            cuts.append((columns[which], float(edges[columns[which]][at])))
         totals = np.bincount(leaf, own.wanted, 1 << how.depth)
         counts = np.bincount(leaf, own.weights, 1 << how.depth)
         leaves = np.clip(np.rint(how.rate * totals / (counts + how.prior) / how.unit), -how.greatest, how.greatest)
         sums = sums + how.unit * leaves[places]
         made.append((cuts, [int(value) for value in leaves]))
     return made
+
+
+def _randoms(chance: random.Random, count: int) -> Floats:
+    """Return the results of ``count`` calls of ``chance.random()``, which NumPy's generator makes of the same state."""
+    version, state, gauss = chance.getstate()
+    drawn = np.random.RandomState()
+    drawn.set_state(("MT19937", state[:-1], state[-1]))
+    found = drawn.random_sample(count)
+    _, words, place = drawn.get_state(legacy=True)[:3]
+    chance.setstate((version, (*map(int, words), place), gauss))
+    return found
 
 
 def sums(trees: Iterable[Tree], asked: Floats, how: How) -> Floats:
@@ -92,23 +107,30 @@ def sums(trees: Iterable[Tree], asked: Floats, how: How) -> Floats:
 class Seen(NamedTuple):
     """The rows that a tree is fitted to."""
 
-    codes: Numbers
+    bins: Numbers
+    """For each row, its code in each column that the tree may use; those of the second column begin at `BINS`, etc."""
+    ones: Floats
+    """A one for each of them."""
     weights: Floats
     wanted: Floats
     """The residual of each row, times its weight."""
 
 
-def _best(own: Seen, columns: list[int], edges: list[Floats], leaf: Numbers, how: How) -> tuple[int, int]:
-    """Return the feature and the index of the threshold with the largest gain, as a test for all leaves of a level."""
-    best, gain = (columns[0], 0), -1.0
-    size = (int(leaf.max()) + 1) * BINS
-    for column in columns:
-        places = leaf * BINS + own.codes[column]
-        totals: Any = np.bincount(places, own.wanted, size).reshape(-1, BINS).cumsum(1)
-        counts: Any = np.bincount(places, own.weights, size).reshape(-1, BINS).cumsum(1)
-        above, more = totals[:, -1:] - totals, counts[:, -1:] - counts
-        gains = (totals**2 / (counts + how.prior) + above**2 / (more + how.prior)).sum(0)[: len(edges[column])]
-        at = int(np.argmax(gains))
-        if gains[at] > gain:
-            best, gain = (column, at), float(gains[at])
-    return best
+def _best(own: Seen, cuts: list[int], leaf: Numbers, leaves: int, how: How) -> tuple[int, int]:
+    """Return the column and the index of the threshold with the largest gain, as a test for all leaves of a level.
+
+    ``cuts``: how many thresholds each column has. Rows are added in their order, as the trees depend on each bit of the
+    sums. A product with a sparse matrix does that; it has a column for each row of ``own``, with a one in the row of
+    each bin that counts it.
+    """
+    rows, columns = own.bins.shape
+    bins = (leaf * np.int32(columns * BINS))[:, None] + own.bins
+    starts = np.arange(0, bins.size + 1, columns, dtype=np.int32)
+    counted = csc_array((own.ones, bins.ravel(), starts), (leaves * columns * BINS, rows))
+    found = (counted @ np.stack([own.wanted, own.weights], axis=1)).reshape(leaves, columns, BINS, 2).cumsum(2)
+    totals, counts = found[..., 0], found[..., 1]
+    above, more = totals[..., -1:] - totals, counts[..., -1:] - counts
+    gains = (totals**2 / (counts + how.prior) + above**2 / (more + how.prior)).sum(0)
+    gains[np.arange(BINS) >= np.array(cuts)[:, None]] = -1.0
+    which, at = np.unravel_index(np.argmax(gains), gains.shape)
+    return int(which), int(at)

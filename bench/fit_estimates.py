@@ -13,17 +13,20 @@ an H200; another model of GPU, given by its name to --gpu, has trees alone (docs
 import argparse
 import math
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from bench import boosting
+from bench import batches, boosting
 from bench.choice_records import MEASURED, report
 from bench.fit_models import MODELS, Model, put_in_place, rounded
 from bench.fit_samples import CONSTANTS_FALL, Sample, records_of
 from bench.fit_trees import CORRECTIONS, grown, written
+from fp8core.kernels.gemm.sm90.tiled_cost import Tile
+from fp8core.problem import Target
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results" / "choice"
@@ -31,6 +34,10 @@ ERROR: Final = 0.04
 """Errors of the logarithm of a time count by their square below this, and linearly above it."""
 PRIOR: Final = 0.02
 """The error that counts as much as moving the logarithm of a constant by 1 from its start (regularization)."""
+FARTHEST: Final = 3
+"""The most that the logarithm of a constant may move."""
+STEP: Final = 2.0**-26
+"""The step of a constant's logarithm by which derivatives are computed."""
 STEPS: Final = 30
 GAIN: Final = 0.005
 """Constants are current if a search reduces the loss by no more than this fraction."""
@@ -51,29 +58,42 @@ def search(model: Model, samples: list[Sample], steps: int = STEPS) -> Fit:
     start = np.array([constant.value for constant in constants])
     roots = np.sqrt([sample.weight for sample in samples])
     wanted = np.log([sample.us for sample in samples])
+    calls = batches.Calls([sample.ask for sample in samples], (Target, Tile))
+
+    def put(values: Iterable[float | batches.Batch]) -> None:
+        for constant, value in zip(constants, values, strict=True):
+            constant.put(value)
 
     def errors(moved: boosting.Floats) -> boosting.Floats:
-        for constant, value in zip(constants, start * np.exp(moved), strict=True):
-            constant.put(float(value))
-        return np.log([sample.ask() for sample in samples]) - wanted
+        put(map(float, start * np.exp(moved)))
+        return np.log(calls.results()[0]) - wanted
+
+    def slopes(moved: boosting.Floats) -> boosting.Floats:
+        """Return the derivatives of the errors: the differences that a step of each constant makes."""
+        steps = np.where(moved + STEP > FARTHEST, -STEP, STEP)
+        values = start * np.exp(moved + np.vstack([np.zeros(len(steps)), np.diag(steps)]))
+        put(batches.Batch(column[:, None]) for column in values.T)
+        found = np.log(calls.results(len(values)))
+        return ((found[1:] - found[0]) / steps[:, None]).T
 
     def loss(moved: boosting.Floats) -> float:
         scaled = np.concatenate([roots * errors(moved), PRIOR * moved]) / ERROR
         return float(np.sum(np.sqrt(1 + scaled**2) - 1))
 
-    found = least_squares(
-        lambda moved: np.concatenate([roots * errors(moved), PRIOR * moved]),
-        np.zeros(len(start)),
-        loss="soft_l1",
-        f_scale=ERROR,
-        max_nfev=steps,
-        bounds=(-3, 3),
-    )
-    before, after = loss(np.zeros(len(start))), loss(found.x)
-    for constant, value in zip(constants, start * np.exp(found.x), strict=True):
-        constant.put(rounded(float(value)))
+    with batches.elementwise(model.module):
+        found = least_squares(
+            lambda moved: np.concatenate([roots * errors(moved), PRIOR * moved]),
+            np.zeros(len(start)),
+            lambda moved: np.concatenate([roots[:, None] * slopes(moved), PRIOR * np.eye(len(moved))]),
+            loss="soft_l1",
+            f_scale=ERROR,
+            max_nfev=steps,
+            bounds=(-FARTHEST, FARTHEST),
+        )
+        before, after = loss(np.zeros(len(start))), loss(found.x)
+        put(rounded(float(value)) for value in start * np.exp(found.x))
+        last = np.log(calls.results()[0]) - wanted
     near = roots > math.exp(-CONSTANTS_FALL * 0.15 / 2)
-    last = np.log([sample.ask() for sample in samples]) - wanted
     return Fit(1 - after / before if before else 0.0, float(np.std(last[near])))
 
 

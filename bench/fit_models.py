@@ -18,10 +18,10 @@ BY_ROWS: Final = "ROWS", "SMALL_ROWS"
 
 
 class Constant(NamedTuple):
-    """The value of a constant in a source, and a function that sets it."""
+    """The value of a constant in a source, and a function that sets it, to a number or to a batch of numbers."""
 
     value: float
-    put: Callable[[float], None]
+    put: Callable[[Any], None]
 
 
 def globals_of(module: ModuleType, names: Iterable[str]) -> Iterator[Constant]:

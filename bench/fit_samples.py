@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from bench.batches import Call
 from bench.choice_records import BLOCK_TILES, Record, config_of, every, is_of_today, part, problem_of, tile_of, work_of
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import fallback_cost
@@ -21,9 +23,9 @@ CONSTANTS_FALL, TREES_FALL = 6.0, 2.0
 
 
 class Sample(NamedTuple):
-    """A measured time in µs, its weight, and a function that returns its estimate with the present constants."""
+    """A measured time in µs, its weight, and a call that returns its estimate with the present constants."""
 
-    ask: Callable[[], float]
+    ask: Call
     us: float
     weight: float
 
@@ -107,10 +109,7 @@ def asked_of_decode(records: Iterable[Record]) -> Iterator[Asked]:
 
 def of_library(records: Iterable[Record]) -> list[Sample]:
     """Return the samples of cuBLASLt's algorithms, the mean of all measurements for each."""
-    return [
-        Sample(lambda key=key: ordering.us(*key), us, weight)  # type: ignore[misc]
-        for key, (us, weight) in offers(records).items()
-    ]
+    return [Sample(Call(ordering.us, key), us, weight) for key, (us, weight) in offers(records).items()]
 
 
 def _tiles(records: Iterable[Record], fall: float) -> Iterator[tuple[Record, Record, tiled_cost.Tile, float]]:
@@ -123,11 +122,10 @@ def _tiles(records: Iterable[Record], fall: float) -> Iterator[tuple[Record, Rec
 
 def of_tiles(records: Iterable[Record]) -> list[Sample]:
     """Return the samples of sm90_tiled's tiles."""
-    found = []
-    for record, row, tile, weight in _tiles(records, CONSTANTS_FALL):
-        p = problem_of(record)
-        found.append(Sample(lambda p=p, tile=tile: tiled_cost.us(p, tile), mean_us(row), weight))  # type: ignore[misc]
-    return found
+    return [
+        Sample(Call(tiled_cost.us, (problem_of(record), tile)), mean_us(row), weight)
+        for record, row, tile, weight in _tiles(records, CONSTANTS_FALL)
+    ]
 
 
 def _decodes(records: Iterable[Record]) -> Iterator[tuple[Record, Record]]:
@@ -143,7 +141,7 @@ def of_decode(records: Iterable[Record]) -> list[Sample]:
     for record, row in _decodes(records):
         p = problem_of(record)
         config = config_for(p)
-        found.append(Sample(lambda p=p, c=config: decode_cost.launch_us(p, c), mean_us(row), 1.0))  # type: ignore[misc]
+        found.append(Sample(Call(decode_cost.launch_us, (p, config)), mean_us(row), 1.0))
     return found
 
 
@@ -179,9 +177,9 @@ def of_fallbacks(records: Iterable[Record]) -> list[Sample]:
             for row, _ in rows_of(record, name, 0.0):
                 if is_of_today(record, row):
                     p = problem_of(record)
-                    found.append(Sample(lambda p=p, us=us: us(p), mean_us(row), 1.0))  # type: ignore[misc]
+                    found.append(Sample(Call(partial(us, p)), mean_us(row), 1.0))
         for name, beside in BESIDE.items():
             for row, weight in rows_of(record, name, CONSTANTS_FALL):
                 p, least = problem_of(record), library_us(record, name)
-                found.append(Sample(lambda p=p, us=beside, least=least: us(p, least), mean_us(row), weight))  # type: ignore[misc]
+                found.append(Sample(Call(partial(beside, p, least)), mean_us(row), weight))
     return found

@@ -1,13 +1,17 @@
 """How estimates are fitted: trees, searches, the lines of the sources, and that these are what the records give."""
 
 import json
+import math
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from bench import boosting, cross, fit_estimates, fit_models, fit_trees
+from bench import batches, boosting, cross, fit_estimates, fit_models, fit_trees
+from bench.batches import Call
 from bench.choice_records import MEASURED, key
 from bench.fit_estimates import search
 from bench.fit_models import Constant, Model, number, put_in_place
@@ -57,7 +61,7 @@ def model(module, samples=lambda _: []):
 
 def test_a_search_finds_what_times_were_made_of():
     module = SimpleNamespace(START=1.0, RATE=1.0)
-    samples = [Sample(lambda x=x: module.START + module.RATE * x, 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
+    samples = [Sample(Call(lambda x: module.START + module.RATE * x, (x,)), 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
     found = search(model(module), samples)
     assert pytest.approx(3.0, rel=0.02) == module.START
     assert pytest.approx(0.5, rel=0.02) == module.RATE
@@ -67,9 +71,51 @@ def test_a_search_finds_what_times_were_made_of():
 
 def test_one_time_that_is_far_off_moves_little():
     module = SimpleNamespace(START=3.0, RATE=0.5)
-    samples = [Sample(lambda x=x: module.START + module.RATE * x, 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
+    samples = [Sample(Call(lambda x: module.START + module.RATE * x, (x,)), 3.0 + 0.5 * x, 1.0) for x in range(1, 60)]
     search(model(module), [*samples, samples[30]._replace(us=100.0)])
     assert pytest.approx(3.0, rel=0.05) == module.START
+
+
+def of_branches(one, factor):
+    """A formula with a branch on its arguments, one that is decided by its constants, a rounding and a dictionary."""
+    if one.k % 4 and one.m > 2:
+        return factor * (RATE.rate * one.m + math.ceil(one.k / 3)) ** 0.5
+    return max(RATE.rate * one.k, 3) + {1: 0.5, 2: 0.25}[one.side.rows] * -one.m // 2
+
+
+class Side(NamedTuple):
+    rows: int
+
+
+class Sizes(NamedTuple):
+    m: int
+    k: int
+    side: Side
+
+
+RATE = SimpleNamespace(rate=0.0)
+
+
+def test_a_formula_called_for_many_arguments_and_constants_gives_what_it_gives_for_each():
+    calls = [Call(of_branches, (Sizes(m, k, Side(side)), 1.5)) for m in range(5) for k in range(9) for side in (1, 2)]
+    calls += [*calls[7:20], Call(lambda: 2.5)]
+    many, rates = batches.Calls(calls, (Side,)), (0.25, 0.5, 2.0)
+    RATE.rate = batches.Batch(np.array(rates)[:, None])
+    with batches.elementwise(sys.modules[__name__]):
+        found = [many.results(len(rates)) for _ in range(2)]
+    want = []
+    for RATE.rate in rates:
+        want.append([call.formula(*call.arguments) for call in calls])
+    for one in found:  # at first, and in the parts that were found then
+        np.testing.assert_allclose(one, want, rtol=1e-15)
+    assert "max" not in globals()
+
+
+def test_a_branch_that_depends_on_constants_is_an_error():
+    RATE.rate = batches.Batch(np.array([[1.0], [2.0]]))
+    many = batches.Calls([Call(lambda x: x if x > RATE.rate else 0.0, (x,)) for x in (1.5, 3.0)])
+    with pytest.raises(ValueError, match="the branch of a formula depends on its constants"):
+        many.results(2)
 
 
 def test_lines_are_put_in_the_places_of_those_that_begin_alike(tmp_path):

@@ -22,6 +22,12 @@ __attribute__((optimize("O3"))) void join(std::vector<int32_t> &into, const std:
     const int32_t *y = from.data();
     for (size_t i = 0, n = into.size() & ~size_t(15); i < n; i++) x[i] = x[i] < y[i] ? y[i] : x[i];
 }
+// Whether no time of the first is later than that of the second.
+__attribute__((optimize("O3"))) bool none_later(const int32_t *times, const int32_t *known, size_t count) {
+    int32_t later = 0;
+    for (size_t i = 0; i < count; i++) later |= known[i] < times[i];
+    return !later;
+}
 void join(Clock &into, const Clock &from) {
     join(into.known, from.known);
     join(into.fenced, from.fenced);
@@ -40,7 +46,7 @@ void begin_clocks() {
 // Some threads have synchronized: each knows the accesses of all of them.
 template <class Threads>
 void meet(const Threads &met) {
-    Clock all;
+    static Clock all;  // keeps its memory
     clear(all);
     for (Thread *t : met) {
         t->clock.known[t->index] = static_cast<int32_t>(now);

@@ -21,7 +21,7 @@ struct Flight {
     uintptr_t site;
     std::vector<unsigned char> stored;  // by st.async, instead of a box
 };
-std::vector<Flight> flights;
+std::vector<std::unique_ptr<Flight>> flights;  // pointers: hundreds of copies may be in flight, and land in any order
 
 unsigned swizzled(unsigned address, long long row_bytes) {
     return address ^ (address >> 7 & (static_cast<unsigned>(row_bytes) / 16 - 1)) << 4;
@@ -64,14 +64,16 @@ void begin_write(Block &block, size_t index, size_t bytes, uintptr_t site, bool 
 }
 
 void end_write(Block &block, size_t index, size_t bytes, uint16_t slot) {
-    for (size_t i = 0; i < bytes; i++) {
-        block.cells[index + i].writer = slot;
-        block.cells[index + i].written = now;
+    const uint32_t written = now;
+    for (Cell *cell = &block.cells[index], *end = cell + bytes; cell != end; cell++) {
+        cell->writer = slot;
+        cell->written = written;
     }
 }
 
 void land(size_t which) {
-    const Flight f = std::move(flights[which]);
+    const std::unique_ptr<Flight> landing = std::move(flights[which]);
+    const Flight &f = *landing;
     flights.erase(flights.begin() + static_cast<long>(which));
     Barrier *barrier = nullptr;
     for (Barrier &b : f.to->barriers)
@@ -97,6 +99,11 @@ void land(size_t which) {
         end_write(*f.to, c.to, 4, barrier->slot);
     }
     count_bytes(*f.to, *barrier, bytes, bytes == 0, f.site);
+}
+
+void take_off(Flight flight) {
+    flights.push_back(std::make_unique<Flight>(std::move(flight)));
+    if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
 }
 
 bool land_one() {
@@ -158,7 +165,7 @@ void check_return() {
     if (!t.copies.empty()) fail(t.site, "returns with copies that nothing counts");
 }
 void check_end() {
-    if (!flights.empty()) fail(flights[0].site, "the block ends before this copy into its shared memory is awaited");
+    if (!flights.empty()) fail(flights[0]->site, "the block ends before this copy into its shared memory is awaited");
     check_named_barriers();
 }
 
@@ -182,8 +189,7 @@ void emulation_tile_load(unsigned to, const void *given, int column, int row, un
         const SharedPlace at = place_at(other + to, bytes, SITE, "TMA loads");
         if (!barrier_at(other + barrier, SITE).fenced) fail(SITE, "TMA counts at an mbarrier whose initialization was not fenced");
         begin_write(*at.block, at.index, bytes, SITE, true);
-        flights.push_back({at.block, to, barrier, map, column, row, {}, current, SITE});
-        if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
+        take_off({at.block, to, barrier, map, column, row, {}, current, SITE});
     }
     if (to_blocks >= 1 << blocks.size()) fail(SITE, "TMA loads to blocks %#x of a cluster of %zu", to_blocks, blocks.size());
     give_way();
@@ -239,9 +245,8 @@ void emulation_cp_async_word(unsigned to, const void *from) {
 void emulation_cp_async_arrive(unsigned barrier) {
     current->site = SITE;
     barrier_at(barrier, SITE);
-    flights.push_back({current->block, 0, barrier, {}, 0, 0, std::move(current->copies), current, SITE});
+    take_off({current->block, 0, barrier, {}, 0, 0, std::move(current->copies), current, SITE});
     current->copies.clear();
-    if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
     give_way();
 }
 void emulation_remote_store(unsigned to, const void *values, int bytes, unsigned barrier) {
@@ -253,15 +258,14 @@ void emulation_remote_store(unsigned to, const void *values, int bytes, unsigned
     if (at.block != current->block && !b.fenced) fail(SITE, "st.async counts at an mbarrier whose initialization was not fenced");
     begin_write(*at.block, at.index, static_cast<size_t>(bytes), SITE, false);
     const auto *from = static_cast<const unsigned char *>(values);
-    flights.push_back({at.block, to % OF_BLOCK, barrier % OF_BLOCK, {}, 0, 0, {}, current, SITE, {from, from + bytes}});
-    if (launch->schedule.landing == EMULATED_AT_ONCE) land(flights.size() - 1);
+    take_off({at.block, to % OF_BLOCK, barrier % OF_BLOCK, {}, 0, 0, {}, current, SITE, {from, from + bytes}});
     give_way();
 }
 // Awaits the cp.async copies of the current thread.
 void emulation_cp_async_wait_all() {
     if (!current->copies.empty()) fail(SITE, "waits for words that no mbarrier counts");
     for (size_t i = flights.size(); i-- > 0;)
-        if (flights[i].by == current && !flights[i].copies.empty()) land(i);
+        if (flights[i]->by == current && !flights[i]->copies.empty()) land(i);
 }
 
 }  // extern "C"

@@ -52,7 +52,8 @@ std::vector<int32_t> &times_of_readers(Block &block, Cell &cell) {
     }
     const uint32_t place = block.free_readers.back();
     block.free_readers.pop_back();
-    block.readers[place].assign(block.threads, 0);
+    block.readers[place].resize(block.threads);
+    memset(block.readers[place].data(), 0, block.threads * sizeof(int32_t));
     block.readers[place][cell.reader] = static_cast<int32_t>(cell.read);
     cell.reader = MANY;
     cell.readers = place;
@@ -82,6 +83,7 @@ int reader_without_fence(const Block &block, const Cell &cell) {
     };
     if (cell.reader != MANY) return over(cell.reader, static_cast<int32_t>(cell.read)) ? -1 : cell.reader;
     const std::vector<int32_t> &times = block.readers[cell.readers];
+    if (none_later(times.data(), &current->clock.used[block.first->index], block.threads)) return -1;
     for (unsigned i = 0; i < block.threads; i++)
         if (times[i] && !over(i, times[i])) return static_cast<int>(i);
     return -1;
@@ -92,8 +94,9 @@ bool reads_known(Block &block, Cell &cell) {
     if (cell.read < block.first_epoch) return true;
     if (cell.reader == MANY) {
         const std::vector<int32_t> &times = block.readers[cell.readers];
-        for (unsigned i = 0; i < block.threads; i++)
-            if (times[i] && !known(block, static_cast<uint16_t>(i), static_cast<uint32_t>(times[i]))) return false;
+        if (!none_later(times.data(), &current->clock.known[block.first->index], block.threads))
+            for (unsigned i = 0; i < block.threads; i++)
+                if (times[i] && !known(block, static_cast<uint16_t>(i), static_cast<uint32_t>(times[i]))) return false;
         block.free_readers.push_back(cell.readers);
         cell.reader = current->number;
         cell.read = 0;
