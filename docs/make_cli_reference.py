@@ -32,8 +32,9 @@ HEAD = """# Command line
 This page lists the commands of `fp8core` (or `python -m fp8core`) with their options. `-h` and `--help` explain a
 command, `--version` prints the version.
 
-An error is one line on standard error, `error: …`, a warning `warning: …`. Tables fit the terminal; in a file
-or a pipe each row is one line, unless `COLUMNS` is set.
+An error is one line on standard error, `error: …`, a warning `warning: …`; arguments that were not understood are
+answered with the usage and `Error: …`. Tables fit the terminal; in a file or a pipe each row is one line, unless
+`COLUMNS` is set.
 
 | exit status | meaning |
 | --- | --- |

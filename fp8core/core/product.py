@@ -112,9 +112,11 @@ def product_of(
         raise ShapeError(f"{weight.name} needs two axes {'[n, k]' if stored else '[k, n]'}, got shape {weight.shape}")
     n, weight_k = weight.shape
     if weight_k != k:
-        got = f"{weight.name}{weight.shape if stored else (weight_k, n)}"
+        axes, shape = ("[n, k]", (n, weight_k)) if stored else ("[k, n]", (weight_k, n))
+        turned = f": the transpose of {weight.name} has k={k}" if n == k else ""
         raise ShapeError(
-            f"{a.name} and {weight.name} must share k: got {a.name}{a.shape} with k={k} and {got} with k={weight_k}"
+            f"{a.name} and {weight.name} must share k, got {a.name} [..., k] of shape {a.shape} "
+            f"and {weight.name} {axes} of shape {shape}{turned}"
         )
     ldb = weight.strides[0] if n > 1 and k else k
     if n and ((k > 1 and weight.strides[1] != 1) or ldb < k):

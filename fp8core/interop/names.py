@@ -33,6 +33,11 @@ def type_name(x: object) -> str:
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
+def function_name(x: object) -> str:
+    """Return what stands where a function was needed, for error messages: arrays are not printed."""
+    return repr(x) if callable(x) else type_name(x)
+
+
 def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZE) -> str:
     """Return the name of a dtype.
 

@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 
 from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
 from fp8core.core.scale_shapes import WEIGHT_GROUPS
+from fp8core.interop.names import function_name
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.all_close import all_close_1d
@@ -106,7 +107,7 @@ def explain(
     """
     if not isinstance(function, Fp8Linear) and not any(function is known for known in _EXPLAINED):
         known = ", ".join(known.__name__ for known in _EXPLAINED)
-        raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function!r}")
+        raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function_name(function)}")
     place = None if target is None else target_of(target, "target")
     request = ExplainRequest(place, lambda: target_of(None), kwargs.pop("stream", None))
     return explanation_of(function, *args, request=request, **kwargs)

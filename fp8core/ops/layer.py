@@ -98,7 +98,7 @@ class Fp8Linear:
         """Quantize a weight ``[n, k]``, and make a layer of it.
 
         On a GPU the row stride of its codes is a multiple of 16 bytes for any k, so that products of any k run on the
-        kernels that need it. (JAX has no such arrays.) A weight that is given in FP8 stays as it is.
+        kernels that need it. (JAX has no such arrays.) `Fp8Linear` itself takes FP8 codes, whose rows stay as they are.
 
         Args:
             weight: float32, float16 or bfloat16 ``[n, k]``, rows contiguous.

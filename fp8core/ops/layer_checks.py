@@ -94,7 +94,7 @@ def check_layer(options: LinearOptions, specs: Sequence[TensorSpec | None]) -> N
     weight, scale, bias, input_scale = specs
     assert weight is not None
     if scale is None:
-        raise ScaleError("weight needs weight_scale, or to be a Quantized, got neither")
+        raise ScaleError("weight needs weight_scale or to be a Quantized, as quantize returns it, got neither")
     check_product(options, weight, scale, bias)
     if input_scale is not None:
         _check_input_scale(input_scale, options.group_shape, weight)

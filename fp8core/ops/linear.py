@@ -179,7 +179,7 @@ def _describe_product(
 ) -> Described:
     """Describe the product for an x that is already FP8."""
     if input_scale is None:
-        raise ScaleError(f"x of {x.dtype} needs input_scale, or to be a Quantized, got neither")
+        raise ScaleError(f"x of {x.dtype} needs input_scale or to be a Quantized, as quantize returns it, got neither")
     product = product_of(
         x,
         weight,

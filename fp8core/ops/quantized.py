@@ -128,5 +128,5 @@ def parts(x: Any, scale: Any, name: str, scale_name: str) -> tuple[Any, Any, Gro
             raise ScaleError(f"{scale_name} needs to be left out where {name} is a Quantized, got both")
         return x.data, x.scale, x.group_shape
     if scale is None:
-        raise ScaleError(f"{name} needs {scale_name}, or to be a Quantized, got neither")
+        raise ScaleError(f"{name} needs {scale_name} or to be a Quantized, as quantize returns it, got neither")
     return x, scale, None

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from fp8core import interop, timing
 from fp8core.errors import Fp8Error, TuningError, UnsupportedProblemError
+from fp8core.interop.names import function_name
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
@@ -61,7 +62,8 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         function is known for known in (scaled_mm, scaled_mm_nt, linear)
     ):
         raise TypeError(
-            f"tune needs an operation with a product: scaled_mm, scaled_mm_nt, linear or an Fp8Linear, got {function!r}"
+            "tune needs an operation with a product: scaled_mm, scaled_mm_nt, linear or an Fp8Linear, got "
+            f"{function_name(function)}"
         )
     refuse_captures((*args, *kwargs.values()))
     problem = product_of(explain(function, *args, **kwargs).problem)

@@ -191,6 +191,37 @@ SAID = {
         fp8core.ShapeError,
         "qinput and weight must share k",
     ),
+    "a weight that is transposed": (
+        lambda: fp8core.linear(X, CODES[:128].T, fresh_scale((256, 1))),
+        fp8core.ShapeError,
+        (
+            "x and weight must share k, got x [..., k] of shape (4, 256) and weight [n, k] of shape (256, 128): the transpose of "
+            "weight has k=256"
+        ),
+    ),
+    "a stored weight in the place of its transpose": (
+        lambda: fp8core.scaled_mm(CODES[:4], CODES[:128], 1.0, 1.0),
+        fp8core.ShapeError,
+        (
+            "a and b must share k, got a [..., k] of shape (4, 256) and b [k, n] of shape (128, 256): the transpose of b has "
+            "k=256"
+        ),
+    ),
+    "another k": (
+        lambda: fp8core.linear(X[:, :128], CODES[:64], fresh_scale((64, 1))),
+        fp8core.ShapeError,
+        "x and weight must share k, got x [..., k] of shape (4, 128) and weight [n, k] of shape (64, 256)",
+    ),
+    "a weight that nobody quantized": (
+        lambda: fp8core.linear(X, WEIGHT),
+        fp8core.ScaleError,
+        "weight needs weight_scale or to be a Quantized, as quantize returns it, got neither",
+    ),
+    "the result of a call in the place of its function": (
+        lambda: fp8core.explain(X),
+        TypeError,
+        "or an Fp8Linear, got numpy.ndarray",
+    ),
     "w8a8: the weight of a layer": (
         lambda: applied(weight=WEIGHT.T),
         fp8core.DTypeError,

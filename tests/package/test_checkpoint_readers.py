@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import quantize_checkpoint
+from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.schemes import SCHEMES
 from fp8core.errors import CheckpointError
 from support.checkpoints import GROUPS, normal, write
@@ -142,3 +142,34 @@ def test_models_with_more_than_linear_layers_give_nearly_the_same_logits(tmp_pat
     assert torch.isfinite(got).all()
     assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.99
     assert not torch.equal(got, want)
+
+
+def test_transformers_loads_blocks_of_experts_in_the_format_of_deepseek_and_no_other(tmp_path):
+    """If it loads those of compressed-tensors one day, docs/how-to/quantize-a-checkpoint.md has to say so."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model, quantized = small_mixture(transformers)
+    model = model.eval()
+    model.save_pretrained(tmp_path / "in")
+    assert len(quantize_checkpoint(tmp_path / "in", tmp_path / "block", scheme="block").quantized) == quantized
+    with pytest.raises(RuntimeError, match="conversion of the weights"):
+        type(model).from_pretrained(tmp_path / "block", dtype=torch.float32)
+    assert not convert_checkpoint(tmp_path / "block", tmp_path / "deepseek", to="deepseek").lossy
+    loaded = type(model).from_pretrained(tmp_path / "deepseek", dtype=torch.float32).eval()
+    tokens = torch.arange(48).reshape(2, 24)
+    with torch.no_grad():
+        want, got = model(tokens).logits, loaded(tokens).logits
+    assert torch.nn.functional.cosine_similarity(got.flatten(), want.flatten(), dim=0) > 0.99
+    assert not torch.equal(got, want)
+
+
+def test_transformers_reads_the_codes_of_modelopt_as_values(tmp_path):
+    """If it reads their scales one day, docs/how-to/convert-a-checkpoint.md has to say so."""
+    transformers = pytest.importorskip("transformers")
+    from support import models
+
+    models.llama().save_pretrained(tmp_path / "in")
+    quantize_checkpoint(tmp_path / "in", tmp_path / "block", scheme="block")
+    convert_checkpoint(tmp_path / "block", tmp_path / "modelopt", to="modelopt")
+    _, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "modelopt", output_loading_info=True)
+    assert "model.layers.0.mlp.up_proj.weight_scale" in report["unexpected_keys"]

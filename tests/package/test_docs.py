@@ -118,7 +118,7 @@ def test_code_for_a_gpu_compiles_and_imports_what_is_there(part):
             if isinstance(statement, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in statement.names]
                 modules = names if isinstance(statement, ast.Import) else [statement.module]
-                absent = {module.partition(".")[0] for module in modules} - {*filter(find_spec, FRAMEWORKS)}
+                absent = {part for module in modules for part in module.split(".")} - {*filter(find_spec, FRAMEWORKS)}
                 if not absent & {*FRAMEWORKS}:
                     exec(compile(ast.Module([statement], []), part.page, "exec"), {})
 
