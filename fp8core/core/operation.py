@@ -173,13 +173,13 @@ class Operation:
                     held.append(number)
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
-        overwritten = prefetch.NOTHING
+        announced = prefetch.NO_WEIGHTS
         try:
-            overwritten = call.regions.overwritten(addresses, work)
+            announced = call.regions.announce_write(addresses, work)
             interop.order_before(work, present, stream)
             call.run(work, addresses, pool, weights)
         finally:
-            overwritten.end()
+            announced.end()
         interop.order_after(work, present, stream)
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
@@ -244,7 +244,7 @@ def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     return call.written(dict(enumerate(variables["addresses"])))
 
 
-under_way.makes_calls(Operation._general.__code__, _given_to)
+under_way.register(Operation._general.__code__, _given_to)
 _ALL: Final[WeakSet[Operation]] = WeakSet()
 _forgotten = 0
 

@@ -108,7 +108,7 @@ def history_of(layer: Read) -> WeightHistory:
         addresses = [0, *(0 if view is None else view.pointer for view in layer.views)]
         reached = ((0, 0) if s is None else bytes_reached(s.shape, s.strides, s.dtype) for s in layer.specs)
         spans = [(0, 0), *reached]
-        history.know(addresses, spans, capture_of(first.framework.stream(first.target)))
+        history.move_to(addresses, spans, capture_of(first.framework.stream(first.target)))
     return history
 
 
