@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from fp8core.checkpoint.linear_shapes import LayerShape, Scaled, layers_of
-from fp8core.core.specs import counts
+from fp8core.core import checks
 from fp8core.problem import ScaledMm, Target
 from fp8core.tuning import Tuning
 from fp8core.tuning.shapes import Told, layer_product, tuned
@@ -63,7 +63,7 @@ def products_of(
     Raises:
         ShapeError: rows are not whole numbers from 1 to 2**31 - 1.
     """
-    numbers = counts(rows, "rows", least=1)
+    numbers = checks.extents(rows, "rows", least=1)
     return [
         layer_product((m, layer.n, layer.k), layer.scheme, dtype, bias=layer.bias, device=device)
         for layer in layers

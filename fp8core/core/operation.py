@@ -15,10 +15,11 @@ from weakref import WeakSet
 from fp8core import interop
 from fp8core.core import prefetch, under_way
 from fp8core.core.calls import NO_SHORTCUTS, Call, CallCache, Calls, Described
+from fp8core.core.checks import in_float32
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.shortcuts import repeat, shortcut
 from fp8core.core.signature import offsets
-from fp8core.core.specs import TensorSpec, in_float32, spec_of
+from fp8core.core.specs import TensorSpec, spec_of
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import fill_number

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of, static_scale
-from fp8core.core.specs import count, flag
+from fp8core.core import checks
 from fp8core.errors import DTypeError, LayoutError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
@@ -92,12 +92,12 @@ class Linear(FrozenLinear):
             raise ScaleError(
                 "static needs the scheme channel or tensor, as block needs scales of inputs by groups, got block"
             )
-        self.in_features = count(in_features, "in_features")
-        self.out_features = count(out_features, "out_features")
+        self.in_features = checks.extent(in_features, "in_features")
+        self.out_features = checks.extent(out_features, "out_features")
         self.scheme = scheme
         self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
-        self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
-        self.batch_invariant = flag(batch_invariant, "batch_invariant")
+        self.use_fast_accum = checks.flag(use_fast_accum, "use_fast_accum")
+        self.batch_invariant = checks.flag(batch_invariant, "batch_invariant")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
 
         def add(name: str, shape: tuple[int, ...], dtype: torch.dtype | None, wanted: bool = True) -> None:

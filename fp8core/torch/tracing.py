@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 
 from fp8core import interop, ops
+from fp8core.core import checks
 from fp8core.core.operation import Interned, Operation, float32_number
 from fp8core.core.scale_shapes import is_one_number
-from fp8core.core.specs import group
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.eager import skip_frames, stand_in, traceable
 from fp8core.ops import all_close
@@ -128,7 +128,7 @@ def _note(entry: Entry, form: Form, arrays: list[Any], options: Any) -> Any:
         return arrays[0].shape[0]
     if entry.scale is None:
         return None
-    return PER_TENSOR if form.given and is_one_number(arrays[entry.scale].shape) else group(options[1])
+    return PER_TENSOR if form.given and is_one_number(arrays[entry.scale].shape) else checks.group_shape(options[1])
 
 
 def _traced_call(

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from fp8core import timing
+from fp8core.core.checks import is_one_of, whole_numbers
 from fp8core.core.explaining import ArraySpec
-from fp8core.core.specs import one_of, whole_numbers
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
@@ -87,7 +87,7 @@ def layer_product(
     extents = whole_numbers(shape)
     if extents is None or len(extents) != 3 or min(extents) < 1:
         raise _no_triples(shape)
-    if not one_of(scheme, SCHEMES):
+    if not is_one_of(scheme, SCHEMES):
         raise ScaleError(f"scheme needs one of {', '.join(SCHEMES)}, got {scheme!r}")
     m, n, k = extents
     target = target_of(device, "device")
