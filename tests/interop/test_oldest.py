@@ -53,6 +53,6 @@ def test_it_is_the_first_that_an_import_says(framework, tmp_path):
 
 
 @pytest.mark.parametrize("framework", OLDEST)
-def test_the_page_says_so(framework):
+def test_the_page_names_the_oldest_release(framework):
     head = (DOCS / PAGES[framework]).read_text(encoding="utf-8").partition("\n## ")[0]
     assert f"{NAMES.get(framework, framework)} {OLDEST[framework]} or later" in head

@@ -92,7 +92,7 @@ def test_another_refusal_is_an_error(emulator, refusing, monkeypatch):
         run(emulator)
 
 
-def test_explain_says_so():
+def test_explain_says_when_another_kernel_runs_instead():
     verdict = next(v for v in QUANTIZE.explain(PROBLEM).verdicts if v.status == "chosen")
     assert "not all blocks can run at once" in verdict.reason
 

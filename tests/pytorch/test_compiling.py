@@ -54,7 +54,7 @@ SILU, ADD, COPY = torch.ops.aten.silu.default, torch.ops.aten.add.Tensor, torch.
     ],
     ids=["of-one-input", "of-two-inputs", "weight-made-between", "weight-written-between", "input-made-before"],
 )
-def test_the_order(steps, wanted):
+def test_layers_of_one_input_become_neighbours(steps, wanted):
     graph = graph_of(*[(name, target, arguments.split()) for name, target, arguments in steps])
     together(graph)
     graph.lint()
