@@ -10,6 +10,7 @@ from fp8core.errors import BackendError
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize
 from fp8core.runtime import device, jit, partitions
+from fp8core.runtime.launches import TOO_LARGE, LaunchError
 from fp8core.runtime.plans import QuantizeNumbers
 from support import reference
 from support.emulation import CUDA
@@ -30,7 +31,7 @@ class Refusing:
     def bind_args(self, _grid, _arguments):
         def launch(_stream, *_addresses):
             self.launches += 1
-            raise partitions.LaunchError("launching quantize_tensorwise", self.status)
+            raise LaunchError("launching quantize_tensorwise", self.status)
 
         return launch
 
@@ -62,7 +63,7 @@ def run(emulator, launches=1):
             same_bytes(scale, want.scale, "scale")
 
 
-@pytest.mark.parametrize("status", partitions.TOO_LARGE)
+@pytest.mark.parametrize("status", TOO_LARGE)
 def test_a_refused_grid_is_run_by_another_kernel(emulator, refusing, monkeypatch, status):
     monkeypatch.setattr(partitions, "multiprocessors", lambda _stream: None)
     refusing.status = status
