@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8core.interop.oldest import OLDEST, require
+from fp8core.interop.versions import OLDEST, require_version
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGES = {"torch": "fp8-linear-in-pytorch.md", "jax": "jax.md", "transformers": "transformers.md"}
@@ -34,10 +34,10 @@ NAMES = {"jax": "JAX"}
 def test_versions_are_compared_by_their_numbers(monkeypatch, framework, version, able):
     monkeypatch.setitem(sys.modules, framework, SimpleNamespace(__version__=version))
     if able:
-        require(framework)
+        require_version(framework)
         return
     with pytest.raises(ImportError) as caught:
-        require(framework)
+        require_version(framework)
     assert str(caught.value) == f"fp8core.{framework} needs {framework} {OLDEST[framework]} or later, got {version}"
 
 
