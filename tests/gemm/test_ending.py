@@ -16,7 +16,7 @@ from fp8core.kernels.gemm.mma.decode import plan_decode as plan_sm89_decode
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import GROUP_128, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
