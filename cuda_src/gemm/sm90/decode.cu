@@ -202,7 +202,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             wgmma_k_block<C::b_type, C::a_type>(d, w.codes, a);
         };
         const auto promote = [&](float (&d)[C::sums], bool last) {
-            promote_k_block<C>(sums, d, last, block, at, own.unit, lane);
+            promote_k_block<C>(sums, d, last, block, at, own, lane);
         };
 #if FP8_PHASES
         // Whether the weight's next k-block is loaded and aligned during a product: where the registers hold both.

@@ -1,20 +1,20 @@
 // Promotion in sm90_decode: the products of a k-block, which the tensor cores sum with fewer bits, are added in fp32.
 #pragma once
-#include "decode_block.cuh"
+#include "decode_epilogue.cuh"
 
 // Waits for the products `d` of the oldest k-block, releases its stages, and adds the products to `sums`, scaled by the
-// k-block's blocked scales if there are any. `last`: no other products are in flight; `unit`: the first of the warp's
-// units of 8 channels.
+// k-block's blocked scales if there are any. `last`: no other products are in flight.
 template <class C>
 DEVICE void promote_k_block(float (&sums)[C::sums], float (&d)[C::sums], bool last, DecodeBlock<C>& block,
-                            RingPositions<C>& at, int unit, int lane) {
+                            RingPositions<C>& at, const WarpUnits<C>& own, int lane) {
     float scales_b[2];
     float2 scales_a[C::width / 8];
     if constexpr (C::blockwise) {
         const float* const scales = block.stage_scales().of[at.a_oldest.stage];
 #pragma unroll
         for (int half = 0; half < 2; ++half)
-            scales_b[half] = scales[C::width + ((unit + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
+            scales_b[half] =
+                scales[C::width + ((own.unit + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
 #pragma unroll
         for (int j = 0; j < C::width / 8; ++j) {
             scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
