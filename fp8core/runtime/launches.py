@@ -113,7 +113,7 @@ class Bound:
         struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
         self.image, self.function = bytes(image), launcher.function.address
         self._launcher = launcher
-        self._launch = device.calling(launcher.target.device, self._function())
+        self._launch = device.with_current(launcher.target.device, self._function())
         self._pool: list[Frame] = []
 
     def _function(self) -> Callable[..., int]:
@@ -186,9 +186,10 @@ class HipBound(Bound):
             raise self._refused(grid, reason, NOT_CALLED)
         if self._cooperative and device.capturing(stream):
             raise self._refused(grid, "HIP needs a stream that is not captured for it", NOT_CAPTURED)
-        status = self._drivers(kernel, *grid, *self._block, ADDRESS(device.known(stream)), parameters, *self._after)
+        where = ADDRESS(device.driver_stream(stream))
+        status = self._drivers(kernel, *grid, *self._block, where, parameters, *self._after)
         if status:
-            device.drain()
+            device.clear_error()
         return status
 
 

@@ -210,7 +210,7 @@ def test_the_default_stream_is_0_in_every_release(rocm, stream):
     launcher()(stream, (1, 1, 1), 0, 0, 0.0)
     streams.fill_float32(0x1000, 1.0, stream, 0)
     assert rocm.stub_log().count(b"stream (nil)") == 2
-    assert device.external(stream).ptr == 0
+    assert device.cupy_stream(stream).ptr == 0
 
 
 def test_what_rocm_7_brought_is_not_needed(rocm, libraries, monkeypatch):
