@@ -108,8 +108,8 @@ class Planned:
         metadata = {key: value for key, value in header.metadata.items() if key != METADATA}
         layers = [part.change for part in parts if isinstance(part, Changed)]
         if self.output == "comfyui" and layers:
-            said = {change.layer.name: {"format": change.goal.dtype} for change in layers}
-            metadata[METADATA] = json.dumps({"format_version": "1.0", "layers": said})
+            formats = {change.layer.name: {"format": change.goal.dtype} for change in layers}
+            metadata[METADATA] = json.dumps({"format_version": "1.0", "layers": formats})
         nbytes = sum(one.nbytes for one in tensors)
         return ConvertedFile(header.path.name, parts, {"format": "pt", **metadata, MARK: version()}, nbytes)
 

@@ -17,7 +17,8 @@ from fp8core.tuning.measuring import Stopwatch, product_of, refuse_captures, tim
 from fp8core.tuning.values import Tuning
 
 Scheme = Literal["channel", "tensor", "block"]
-Told = Callable[[Tuning, int, int], object]
+Progress = Callable[[Tuning, int, int], object]
+"""Called with a tuning, the number of products that are tuned, and the number of all."""
 SCHEMES: Final[dict[str, tuple[GroupShape, GroupShape]]] = {
     "channel": (PER_TOKEN, PER_TOKEN),
     "tensor": (PER_TENSOR, PER_TENSOR),
@@ -33,7 +34,7 @@ def tune_shapes(
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
     bias: bool = False,
     device: int | str | Target | None = None,
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tuning, ...]:
     """Tune the products of linear layers by their shapes: `tune` without arrays.
 
@@ -103,7 +104,9 @@ def _no_triples(got: object) -> ShapeError:
     return ShapeError(f"shapes needs triples (m, n, k) of numbers from 1, got {got!r}")
 
 
-def tuned(products: Iterable[ScaledMm], progress: Told | None, times: Stopwatch | None = None) -> tuple[Tuning, ...]:
+def tuned(
+    products: Iterable[ScaledMm], progress: Progress | None, times: Stopwatch | None = None
+) -> tuple[Tuning, ...]:
     """Time the candidates of each product, and apply the fastest."""
     wanted = list(dict.fromkeys(products))
     refuse_captures()
