@@ -22,7 +22,7 @@ from fp8core.kernels.gemm.blaslt.library import find
 from fp8core.kernels.gemm.blaslt.mapping import accumulation, product
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import FORMATS, Quantize, native_e4m3
 from fp8core.runtime import compiler, device, hip_graphs, launches, loaded
 from fp8core.runtime.plans import QuantizeNumbers

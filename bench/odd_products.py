@@ -21,7 +21,7 @@ from bench.roofline import BANDWIDTH
 from fp8core import timing
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import ITEMSIZE, Granularity, ScaledMm
 from fp8core.runtime import device
 

@@ -12,7 +12,7 @@ from fp8core.cli import TARGETS, UNPROVEN, proven, target_named
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.ops.explain import example_product, example_quantize
+from fp8core.ops.example_problems import example_product, example_quantize
 from fp8core.problem import (
     BLOCK_128,
     GROUP_128,

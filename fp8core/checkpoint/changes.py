@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fp8core.checkpoint.files import DTYPES, FP8, Entry, read_rows
 from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.layers import Layer
-from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
+from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group
 from fp8core.errors import CheckpointError
 from fp8core.host.quantize import up_to_powers_of_two
 from fp8core.ops import dequantize, normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn, quantize
@@ -117,7 +117,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     largest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.max)
     smallest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.min)
     if not np.array_equal(largest, smallest):
-        before, after = (_said(one.granularity, one.group_shape) for one in (layer, goal))
+        before, after = (_described(one.granularity, one.group_shape) for one in (layer, goal))
         yield f"one scale per {before} becomes one per {after}"
     if goal.scale_format != "float32" and not _powers_of_two(largest):
         yield "scales become powers of two"
@@ -134,7 +134,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
             yield f"scales times {factor:g} are not exact in float32"
 
 
-def _said(granularity: Granularity | None, group_shape: GroupShape | None) -> str:
+def _described(granularity: Granularity | None, group_shape: GroupShape | None) -> str:
     """Return in words what shares a scale; blocks and groups include their size."""
     if group_shape is None or granularity not in ("block", "group"):
         return str(granularity)
@@ -219,7 +219,7 @@ def _anew(change: Change, index: int, matrix: Entry) -> Iterator[Rows]:
     layer, goal = change.layer, change.goal
     multiple = math.lcm(max(goal.group_shape.rows, 1), rows_of_a_group(layer))
     whole = _scale_of_all(change, index) if goal.group_shape == PER_TENSOR else None
-    for first, values in dequantized(layer, index, matrix, "float32", WIDEST, multiple):
+    for first, values in dequantized(layer, index, matrix, "float32", MOST_ITEMSIZE, multiple):
         if not np.isfinite(values).all():
             raise CheckpointError(f"{layer.weight.name} needs finite numbers to be requantized, got NaN or Inf")
         result = quantize(

@@ -125,8 +125,8 @@ def _of_headers(headers: Iterable[Mapping[str, str]]) -> Claim:
     layers: dict[str, str] = {}
     for metadata in headers:
         try:
-            said = json.loads(metadata.get(METADATA, "{}")).get("layers", {})
-            layers |= {name: str(one.get("format", "")) for name, one in said.items()}
+            stored = json.loads(metadata.get(METADATA, "{}")).get("layers", {})
+            layers |= {name: str(one.get("format", "")) for name, one in stored.items()}
         except (ValueError, AttributeError, TypeError):
             return Claim("comfyui", "the header", f"{METADATA} that cannot be read")
     if not layers:

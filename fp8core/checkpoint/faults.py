@@ -61,8 +61,8 @@ def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
 def _against_claim(checkpoint: Checkpoint) -> Iterator[Fault]:
     claim, layers = checkpoint.claim, checkpoint.layers
     if claim.format is None:
-        said = claim.file or checkpoint.format == "comfyui"  # which needs no configuration
-        if layers and not said and checkpoint.source.is_folder and checkpoint.config:
+        configured = claim.file or checkpoint.format == "comfyui"  # which needs no configuration
+        if layers and not configured and checkpoint.source.is_folder and checkpoint.config:
             first = next(iter(layers.values())).weight.name
             text = f"config.json names no quantization, but {len(layers):,} weights are FP8, {first} among them"
             yield Fault(first, "config", text)
@@ -74,9 +74,9 @@ def _against_claim(checkpoint: Checkpoint) -> Iterator[Fault]:
         text = _mismatch(checkpoint, layer)
         if text:
             yield Fault(layer.weight.name, "config", text)
-    for module, said in claim.layers.items():
-        if module not in layers and said.startswith("float8"):
-            yield Fault(f"{module}.weight", "config", f"{claim.file} says that {module} is {said}, but it is not FP8")
+    for module, dtype in claim.layers.items():
+        if module not in layers and dtype.startswith("float8"):
+            yield Fault(f"{module}.weight", "config", f"{claim.file} says that {module} is {dtype}, but it is not FP8")
     if claim.format == "compressed-tensors" and layers:
         yield from _not_ignored(checkpoint)
 
@@ -93,8 +93,8 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
     if claim.granularities and granularity not in claim.granularities and not _same_groups(claim, layer):
         return f"{claim.file} says one scale per {wanted}, but {name} has one per {layer.granularity}"
     if claim.group_shape is not None and granularity in ("block", "group") and layer.group_shape != claim.group_shape:
-        said, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))
-        return f"{claim.file} says {wanted}s of {said}, but {name} has {found}"
+        claimed, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))
+        return f"{claim.file} says {wanted}s of {claimed}, but {name} has {found}"
     if claim.activations == "static" and layer.input_scale is None:
         return f"{claim.file} says that scales of activations are static, but {layer.name} has none"
     if claim.activations == "dynamic" and layer.input_scale is not None:

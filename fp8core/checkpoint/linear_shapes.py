@@ -1,12 +1,11 @@
 """The shapes and scale schemes of a checkpoint's linear layers, for tuning."""
 
 import os
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
 from fp8core.errors import CheckpointError
-
-Scaled = Literal["channel", "tensor", "block"]
+from fp8core.tuning.shapes import Scheme
 
 
 class LayerShape(NamedTuple):
@@ -20,11 +19,11 @@ class LayerShape(NamedTuple):
 
     n: int
     k: int
-    scheme: Scaled
+    scheme: Scheme
     bias: bool = False
 
 
-def layers_of(source: str | os.PathLike[str], scheme: Scaled = "channel") -> dict[LayerShape, list[str]]:
+def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dict[LayerShape, list[str]]:
     """Return the distinct linear layers of a safetensors file or folder, each with the names of its weights.
 
     In an FP8 checkpoint these are all FP8 weights, with the schemes of their scales; in a high-precision checkpoint,
@@ -50,12 +49,12 @@ def layers_of(source: str | os.PathLike[str], scheme: Scaled = "channel") -> dic
     checkpoint = open_checkpoint(source)
     found: dict[LayerShape, list[str]] = {}
 
-    def add(tensor: str, n: int, k: int, how: Scaled) -> None:
+    def add(tensor: str, n: int, k: int, how: Scheme) -> None:
         bias = f"{tensor.removesuffix('.weight')}.bias" in checkpoint.all_tensors
         found.setdefault(LayerShape(n, k, how, bias), []).append(tensor)
 
     for layer in checkpoint.layers.values():
-        add(layer.weight.name, *layer.matrix_shape, _scaled(layer))
+        add(layer.weight.name, *layer.matrix_shape, _scheme_of(layer))
     if not found:
         for verdict in plan_checkpoint(source, scheme=scheme).verdicts:
             if verdict.status == "quantized":
@@ -66,7 +65,7 @@ def layers_of(source: str | os.PathLike[str], scheme: Scaled = "channel") -> dic
     return found
 
 
-def _scaled(layer: Layer) -> Scaled:
+def _scheme_of(layer: Layer) -> Scheme:
     if layer.granularity is None:
         raise CheckpointError(layer.fault())
     if layer.scheme is None:

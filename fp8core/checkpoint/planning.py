@@ -33,7 +33,7 @@ from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
-from fp8core.core.specs import one_of
+from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import Fp8Name, GroupShape, ScaleFormat
 
@@ -108,8 +108,8 @@ class Planned:
         metadata = {key: value for key, value in header.metadata.items() if key != METADATA}
         layers = [part.change for part in parts if isinstance(part, Changed)]
         if self.output == "comfyui" and layers:
-            said = {change.layer.name: {"format": change.goal.dtype} for change in layers}
-            metadata[METADATA] = json.dumps({"format_version": "1.0", "layers": said})
+            formats = {change.layer.name: {"format": change.goal.dtype} for change in layers}
+            metadata[METADATA] = json.dumps({"format_version": "1.0", "layers": formats})
         nbytes = sum(one.nbytes for one in tensors)
         return ConvertedFile(header.path.name, parts, {"format": "pt", **metadata, MARK: version()}, nbytes)
 
@@ -209,11 +209,11 @@ def _is_matrix(layer: Layer) -> bool:
 
 
 def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None) -> None:
-    if not one_of(to, TARGETS):
+    if not is_one_of(to, TARGETS):
         raise CheckpointError(f"to needs one of {', '.join(TARGETS)}, got {to!r}")
-    if not one_of(scales, SCALE_FORMATS):
+    if not is_one_of(scales, SCALE_FORMATS):
         raise CheckpointError(f"scales needs one of {', '.join(SCALE_FORMATS)}, got {scales!r}")
-    if e4m3 is not None and not one_of(e4m3, E4M3):
+    if e4m3 is not None and not is_one_of(e4m3, E4M3):
         raise CheckpointError(f"e4m3 needs one of {', '.join(E4M3)}, got {e4m3!r}")
     if to == "bf16" and (scales != "float32" or e4m3 is not None):
         raise CheckpointError("to needs an FP8 format where scales or e4m3 are given, got 'bf16'")

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fp8core.checkpoint.kinds import numbered, tower_of
-from fp8core.core.specs import one_of
+from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
 
@@ -65,14 +65,14 @@ def scheme_to_write(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
         CheckpointError: there is no scheme of this name.
     """
     known = {**SCHEMES, "static": STATIC, **others}
-    if not one_of(name, known):
+    if not is_one_of(name, known):
         raise CheckpointError(f"scheme needs one of {', '.join(known)}, got {name!r}")
     return known[name]
 
 
 def scheme_of(name: str) -> Scheme:
     """Return the scheme of a name; raises CheckpointError if there is none."""
-    if not one_of(name, SCHEMES):
+    if not is_one_of(name, SCHEMES):
         raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, got {name!r}")
     return SCHEMES[name]
 

@@ -95,7 +95,7 @@ class Source(NamedTuple):
             header.refuse_changed()
 
 
-Tell = Callable[[str, str], None]
+OnFault = Callable[[str, str], None]
 """Called with a tensor's name and a fault of its entry in the index."""
 
 
@@ -114,29 +114,29 @@ def _raise(_: str, fault: str) -> None:
     raise CheckpointError(fault)
 
 
-def scan(path: Path, tell: Tell = _raise) -> Source:
+def scan(path: Path, on_fault: OnFault = _raise) -> Source:
     """Return the files of a checkpoint of any kind: a safetensors file, a folder, or the index in a folder.
 
     Args:
         path: the file or folder.
-        tell: called for each fault of the index; by default the first one is raised.
+        on_fault: called for each fault of the index; by default the first one is raised.
 
     Raises:
         CheckpointError: a file cannot be read or is damaged.
     """
     try:
-        return _open(path.parent if path.name.endswith(".index.json") else path, tell)
+        return _open(path.parent if path.name.endswith(".index.json") else path, on_fault)
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
 
 
-def _open(path: Path, tell: Tell) -> Source:
+def _open(path: Path, on_fault: OnFault) -> Source:
     path.stat()
     if not path.is_dir():
         return Source(path, (read_header(path),), _config_beside(path), {}, ())
     weight_map: dict[str, str] = {}
     if (path / INDEX).exists():
-        weight_map = _weight_map(path / INDEX, tell)
+        weight_map = _weight_map(path / INDEX, on_fault)
         files = sorted(set(weight_map.values()))
     else:
         found = [name for name in _names(path) if name.endswith(".safetensors") and not name.startswith(".")]
@@ -146,7 +146,7 @@ def _open(path: Path, tell: Tell) -> Source:
         there = f"; there are some in {', '.join(dict.fromkeys(below))}: give one of these" if below else ""
         raise CheckpointError(f"{path} holds no safetensors file{there}")
     headers = tuple(read_header(path / file) for file in files)
-    _check(weight_map, headers, path / INDEX, tell)
+    _check(weight_map, headers, path / INDEX, on_fault)
     return Source(path, headers, read_json(path / CONFIG), weight_map, tuple(_extras(path, files, headers)))
 
 
@@ -154,8 +154,8 @@ def _names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
-def _weight_map(index: Path, tell: Tell) -> dict[str, str]:
-    """Return the index without entries of files that do not exist; these and repeated names are passed to ``tell``."""
+def _weight_map(index: Path, on_fault: OnFault) -> dict[str, str]:
+    """Return the index without entries of files that do not exist; these and repeated names are faults."""
     repeating: list[tuple[dict[str, Any], list[tuple[str, Any]]]] = []  # JSON objects with a repeated key
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -167,35 +167,37 @@ def _weight_map(index: Path, tell: Tell) -> dict[str, str]:
     weight_map = _json(index, unique).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index} has no weight_map")
-    said: dict[str, list[str]] = {}
+    files_of: dict[str, list[str]] = {}
     for name, value in next((pairs for made, pairs in repeating if made is weight_map), ()):
-        said.setdefault(name, []).append(str(value))
+        files_of.setdefault(name, []).append(str(value))
     good: dict[str, str] = {}
     for tensor, file in weight_map.items():
         if not isinstance(file, str):
             raise CheckpointError(f"weight_map of {index} needs names of files, got {file!r} for {tensor}")
-        files = said.get(tensor, ())
+        files = files_of.get(tensor, ())
         if len(files) > 1:
-            tell(tensor, f"{index} names {tensor} {len(files)} times, in {' and '.join(dict.fromkeys(files))}")
+            on_fault(tensor, f"{index} names {tensor} {len(files)} times, in {' and '.join(dict.fromkeys(files))}")
         if Path(file).name != file or not (index.parent / file).is_file():
-            tell(tensor, f"{index} names the file {file!r}, which is not there")
+            on_fault(tensor, f"{index} names the file {file!r}, which is not there")
         else:
             good[tensor] = file
     return good
 
 
-def _check(weight_map: dict[str, str], headers: tuple[Header, ...], index: Path, tell: Tell) -> None:
-    """Pass to ``tell`` index entries that do not match the files, and repeated tensors that no index resolves."""
+def _check(weight_map: dict[str, str], headers: tuple[Header, ...], index: Path, on_fault: OnFault) -> None:
+    """Pass to ``on_fault`` index entries that do not match the files, and repeated tensors that no index resolves."""
     present = {header.path.name: header.entries for header in headers}
     for tensor, file in list(weight_map.items()):
         if tensor not in present[file]:
-            tell(tensor, f"{index} says that {tensor} is in {file}, but it is not")
+            on_fault(tensor, f"{index} says that {tensor} is in {file}, but it is not")
             del weight_map[tensor]
     seen: dict[str, str] = {}
     for file, entries in present.items():
         for tensor in entries:
             if tensor in seen and tensor not in weight_map:
-                tell(tensor, f"{index.parent} needs one tensor of each name, got {tensor} in {seen[tensor]} and {file}")
+                on_fault(
+                    tensor, f"{index.parent} needs one tensor of each name, got {tensor} in {seen[tensor]} and {file}"
+                )
             seen[tensor] = file
 
 

@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
-from fp8core.checkpoint.linear_shapes import LayerShape, Scaled, layers_of
-from fp8core.core.specs import counts
+from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
+from fp8core.core import checks
 from fp8core.problem import ScaledMm, Target
 from fp8core.tuning import Tuning
-from fp8core.tuning.shapes import Told, layer_product, tuned
+from fp8core.tuning.shapes import Progress, Scheme, layer_product, tuned
 
 ROWS: Final = (1, 16, 64, 256, 1024, 4096)
 """The default numbers of rows for which each layer is tuned."""
@@ -18,10 +18,10 @@ def tune_checkpoint(
     source: str | os.PathLike[str],
     rows: Sequence[int] = ROWS,
     *,
-    scheme: Scaled = "channel",
+    scheme: Scheme = "channel",
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
     device: int | str | Target | None = None,
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tuning, ...]:
     """Tune the products of the linear layers of a safetensors file or folder: `tune_shapes` for their shapes.
 
@@ -63,7 +63,7 @@ def products_of(
     Raises:
         ShapeError: rows are not whole numbers from 1 to 2**31 - 1.
     """
-    numbers = counts(rows, "rows", least=1)
+    numbers = checks.extents(rows, "rows", least=1)
     return [
         layer_product((m, layer.n, layer.k), layer.scheme, dtype, bias=layer.bias, device=device)
         for layer in layers

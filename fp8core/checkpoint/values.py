@@ -1,7 +1,7 @@
 """Dequantizes a layer, some rows at a time."""
 
 from collections.abc import Iterator
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,9 @@ from fp8core.checkpoint.files import Entry, read_rows
 from fp8core.checkpoint.layers import Layer
 from fp8core.errors import CheckpointError
 from fp8core.ops import dequantize
+from fp8core.types import WideName
 
-Wide = Literal["float32", "float16", "bfloat16"]
-WIDEST: Final = 8
+MOST_ITEMSIZE: Final = 8
 """The assumed bytes per element (those of float64), if files of different dtypes have to be read in equal pieces."""
 
 
@@ -34,7 +34,12 @@ def scales_of_rows(layer: Layer, scales: NDArray[np.float32], first: int, rows: 
 
 
 def dequantized(
-    layer: Layer, index: int, matrix: Entry, dtype: Wide = "float32", itemsize: int = WIDEST, multiple: int = 0
+    layer: Layer,
+    index: int,
+    matrix: Entry,
+    dtype: WideName = "float32",
+    itemsize: int = MOST_ITEMSIZE,
+    multiple: int = 0,
 ) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield ``float32(code) * scale``, rounded once to ``dtype``: the index of the first row, and some rows.
 

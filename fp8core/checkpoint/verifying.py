@@ -14,13 +14,13 @@ from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
 from fp8core.checkpoint.reader import Checkpoint, checkpoint_of, open_checkpoint
 from fp8core.checkpoint.source import INDEX, scan
-from fp8core.checkpoint.values import WIDEST, dequantized, rows_of_a_group
+from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group
 from fp8core.errors import CheckpointError
 
 TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}
 """By dtype: the relative error of a whole weight above which it is reported as different from its original. Rounding
 to e4m3 causes 2.6 %, rounding twice 3.7 %."""
-OF_WIDE: Final = 0.01
+OTHERS_TOLERANCE: Final = 0.01
 """The same limit for tensors that are not FP8 and have another dtype in the original."""
 
 
@@ -153,8 +153,8 @@ def _differences(
         if original is None:
             yield Fault(name, "difference", f"{other.path} has no {name}")
         elif original.shape != layer.weight.shape or original.dtype not in FLOATS:
-            said = f"{original.dtype} {list(original.shape)}"
-            yield Fault(name, "difference", f"{name} needs an original of its shape, got {said} in {other.path}")
+            got = f"{original.dtype} {list(original.shape)}"
+            yield Fault(name, "difference", f"{name} needs an original of its shape, got {got} in {other.path}")
         elif not layer.fault():
             errors[name] = relative_error(layer, original)
             yield name, original.nbytes
@@ -179,7 +179,7 @@ def relative_error(layer: Layer, original: Tensor) -> float:
     with original.path.open("rb") as beside:
         for index, matrix in enumerate(layer.matrices()):
             wide = Entry(original.name, original.dtype, (n, k), original.begin + index * nbytes, nbytes)
-            numbers = read_rows(beside, wide, rows_of_a_group(layer), WIDEST)
+            numbers = read_rows(beside, wide, rows_of_a_group(layer), MOST_ITEMSIZE)
             for (_, found), (_, original_rows) in zip(dequantized(layer, index, matrix), numbers, strict=True):
                 exact = original_rows.astype(np.float32)
                 difference += float(np.square(found - exact, dtype=np.float64).sum())
@@ -196,8 +196,8 @@ def _unlike(tensor: Tensor, original: Tensor) -> str:
     difference = norm = 0.0
     flat = tensor.elements, 1
     with tensor.path.open("rb") as file, original.path.open("rb") as beside:
-        here = read_rows(file, tensor.entry._replace(shape=flat), itemsize=WIDEST)
-        there = read_rows(beside, original.entry._replace(shape=flat), itemsize=WIDEST)
+        here = read_rows(file, tensor.entry._replace(shape=flat), itemsize=MOST_ITEMSIZE)
+        there = read_rows(beside, original.entry._replace(shape=flat), itemsize=MOST_ITEMSIZE)
         for (_, found), (_, rows) in zip(here, there, strict=True):
             exact = rows.astype(np.float64)
             if found.dtype == rows.dtype and found.tobytes() == rows.tobytes():
@@ -206,5 +206,5 @@ def _unlike(tensor: Tensor, original: Tensor) -> str:
             difference += float(np.square(found.astype(np.float64) - exact).sum())
             norm += float(np.square(exact).sum())
     error = math.sqrt(difference / norm) if norm else math.sqrt(difference)
-    limit = 0 if tensor.dtype == original.dtype else OF_WIDE
+    limit = 0 if tensor.dtype == original.dtype else OTHERS_TOLERANCE
     return "" if error <= limit else f"differs by {100 * error:.3g} % of its norm from the one"

@@ -84,7 +84,7 @@ def explain(
         use_fast_accum=not no_fast_accum,
         batch_invariant=batch_invariant,
     )
-    said = {
+    options = {
         f"bias {bias}": bias,
         str(activation): activation,
         f"beta {beta:g}": beta,
@@ -92,7 +92,7 @@ def explain(
         "no fast accumulation": no_fast_accum,
         "batch invariant": batch_invariant,
     }
-    how = ", ".join((f"scales per {scale_a} and {scale_b}", *(words for words, there in said.items() if there)))
+    how = ", ".join((f"scales per {scale_a} and {scale_b}", *(words for words, there in options.items() if there)))
     operands = f"{a or native} x {b or native} -> {out}, {how}"
     console.print(f"[bold]{m} x {n} x {k}[/] on {target or place}: {operands}", highlight=False)
     console.print(verdicts(explanation, str(place), target or str(place)))

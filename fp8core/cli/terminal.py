@@ -23,12 +23,12 @@ def _width(stream: TextIO | None) -> int | None:
 
     Terminals without a size set COLUMNS to 0, which rich takes for a width in which nothing is printed.
     """
-    said = os.environ.get("COLUMNS", "")
-    if said.isdecimal() and int(said):
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
         return None
     if stream is None or not stream.isatty():
         return AS_WIDE_AS_NEEDED
-    return shutil.get_terminal_size().columns if said else None
+    return shutil.get_terminal_size().columns if columns else None
 
 
 CONTROLS: Final = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160))}
@@ -116,7 +116,7 @@ class Bar:
     """Shows progress in bytes: a bar on a terminal, else an occasional line."""
 
     def __init__(self, what: str) -> None:
-        self.what, self.told = what, 0
+        self.what, self.printed = what, 0
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
         self.task = self.progress.add_task(what, total=None)
@@ -132,7 +132,7 @@ class Bar:
         """Show that ``done`` of ``total`` bytes are done; ``name`` is the tensor of the last bytes."""
         if errors.is_terminal:
             self.progress.update(self.task, completed=done, total=total)
-        elif done - self.told >= max(LINE_EVERY, total // 10):
-            self.told = done
+        elif done - self.printed >= max(LINE_EVERY, total // 10):
+            self.printed = done
             line = f"{self.what}: {100 * done // total} % of {total:,} bytes ({name})"
             errors.print(line, markup=False, highlight=False, soft_wrap=True)

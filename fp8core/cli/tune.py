@@ -76,8 +76,8 @@ def tune(
         _say(f"{file} has {count(len(products) - len(wanted), 'product')} already: --again retunes them")
     kept = Kept(file)
     try:
-        with Steps(len(wanted), kept) as told:
-            tuned(wanted, told)
+        with Steps(len(wanted), kept) as advance:
+            tuned(wanted, advance)
     finally:
         kept.save()
     _show(kept.found)

@@ -92,7 +92,7 @@ class Call:
         self.allocate_scratch = scratch_allocator(planned.scratch_bytes, framework, target)
         self.may_overwrite = prefetch.applies(target)
         self._make_prefetching = planned.prefetching
-        self.early: Launch | None = None
+        self.early_launch: Launch | None = None
         """The launch that reads the weight early; None until `prefetching` has made it."""
         self.can_prefetch = planned.prefetching is not None
         self.plain = None if scratch or self.can_prefetch else self.launch
@@ -108,10 +108,10 @@ class Call:
 
     def prefetching(self) -> Launch:
         """Return the launch that reads the weight early; the first use makes it."""
-        if self.early is None:
+        if self.early_launch is None:
             assert self._make_prefetching is not None
-            self.early = self._make_prefetching()
-        return self.early
+            self.early_launch = self._make_prefetching()
+        return self.early_launch
 
     def examine(self, addresses: list[int], work: int, weights: prefetch.WeightHistory | None) -> bool:
         """Check the addresses of operands, and make the launch if it overwrites a weight that may be read early.
@@ -123,7 +123,7 @@ class Call:
             LayoutError: a result of the caller shares memory with another operand.
         """
         self.regions.refuse_overlaps(addresses)
-        found = self.regions.overwritten(addresses, work)
+        found = self.regions.announce_write(addresses, work)
         if not found:
             return False
         try:
@@ -144,13 +144,13 @@ class Call:
         launch = self.launch
         if launch is None:
             return
-        waits, writes, early = weights if self.can_prefetch else None, 0, False
-        if waits is not None:
-            writes, early = waits.writes, waits.may_prefetch(work, addresses)
+        history, writes, early = weights if self.can_prefetch else None, 0, False
+        if history is not None:
+            writes, early = history.writes, history.may_prefetch(work, addresses)
             if early:
-                launch = self.early or self.prefetching()
+                launch = self.early_launch or self.prefetching()
             else:
-                writes = waits.watch(work, addresses, self.regions.spans)
+                writes = history.about_to_wait(work, addresses, self.regions.spans)
         if not self._scratch:
             launch(work, *addresses)
         elif self.allocate_scratch is None:
@@ -162,11 +162,12 @@ class Call:
             finally:
                 if callable(held):
                     held(at)
-        if waits is not None:
+        if history is not None:
             if not early:
-                waits.waited(work, addresses, self.regions.spans, writes)
-            elif (waits.writing or waits.writes != writes) and waits.overtaken(work):  # by a launch of another thread
-                self.run(work, addresses, pool, None)  # again, without reading the weight early
+                history.waited(work, addresses, self.regions.spans, writes)
+            elif (history.writing or history.writes != writes) and history.overtaken(work):
+                # Another thread's write may precede this launch, which did not wait for it: launch again, and wait.
+                self.run(work, addresses, pool, None)
 
 
 Calls = dict[Hashable, tuple[Call, Repeat]]

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fp8core.core.specs import ALIGNMENT, TensorSpec, whole_number, whole_numbers
+from fp8core.core.checks import whole_number, whole_numbers
+from fp8core.core.specs import ALIGNMENT, TensorSpec
 from fp8core.errors import LayoutError, ShapeError
 from fp8core.interop import TensorView, dtype_name, stream_address
 from fp8core.interop.dlpack import contiguous

@@ -39,7 +39,7 @@ class Regions:
         otherwise those of the results."""
         self.examined: set[Any] = set()
         """Keys of addresses that passed the checks. Emptied when another weight is watched."""
-        prefetch.WATCHED.invalidates(self)
+        prefetch.WATCHED.clear_on_change(self)
 
     def refuse_overlaps(self, addresses: Sequence[int]) -> None:
         """Raise LayoutError if a result of the caller shares memory with another operand."""
@@ -49,14 +49,14 @@ class Regions:
                     name, others = self._names[at], self._names[other]
                     raise LayoutError(f"{name} needs memory of its own, got an array that overlaps {others}")
 
-    def overwritten(self, addresses: Sequence[int], stream: int) -> prefetch.Announced:
-        """Return the weights that may be read early and that a launch on ``stream`` is about to overwrite.
+    def announce_write(self, addresses: Sequence[int], stream: int) -> prefetch.WriteAnnouncement:
+        """Announce what a launch on ``stream`` is about to write: return the weights there that may be read early.
 
         The caller calls `end` of the returned object once the launch has been made, or has failed.
         """
         version = prefetch.WATCHED.version
         written = [(addresses[at] + start, addresses[at] + end) for at, start, end in self.spans_of_results]
-        found = prefetch.overwrites(written, stream)
+        found = prefetch.announce_write(written, stream)
         if not found:  # otherwise every such call has to announce its write
             prefetch.WATCHED.remember(self, self.places(addresses), version)
         return found

@@ -15,10 +15,11 @@ from weakref import WeakSet
 from fp8core import interop
 from fp8core.core import prefetch, under_way
 from fp8core.core.calls import NO_SHORTCUTS, Call, CallCache, Calls, Described
+from fp8core.core.checks import in_float32
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.shortcuts import repeat, shortcut
 from fp8core.core.signature import offsets
-from fp8core.core.specs import TensorSpec, in_float32, spec_of
+from fp8core.core.specs import TensorSpec, spec_of
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import fill_number
@@ -173,13 +174,13 @@ class Operation:
                     held.append(number)
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
-        overwritten = prefetch.NOTHING
+        announced = prefetch.NO_WEIGHTS
         try:
-            overwritten = call.regions.overwritten(addresses, work)
+            announced = call.regions.announce_write(addresses, work)
             interop.order_before(work, present, stream)
             call.run(work, addresses, pool, weights)
         finally:
-            overwritten.end()
+            announced.end()
         interop.order_after(work, present, stream)
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
@@ -244,7 +245,7 @@ def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
     return call.written(dict(enumerate(variables["addresses"])))
 
 
-under_way.makes_calls(Operation._general.__code__, _given_to)
+under_way.register(Operation._general.__code__, _given_to)
 _ALL: Final[WeakSet[Operation]] = WeakSet()
 _forgotten = 0
 

@@ -9,9 +9,9 @@ ended: concepts/safety.md.) So a weight may be read early on a stream
 
 - after a launch on that stream, with the same addresses, that waited before it read the weight
   (`WeightHistory.waited`),
-- unless a kernel of this library has written to that memory since (`overwrites`) and may still be running, or another
-  thread is about to launch such a kernel (a launch that has read early and then finds this out is made again, without
-  reading early),
+- unless a kernel of this library has written to that memory since (`announce_write`) and may still be running, or
+  another thread is about to launch such a kernel (a launch that has read early and then finds this out is made again,
+  without reading early),
 - and unless a call that writes there was under way before that launch: it may have looked for watched weights before
   this one was watched, and may launch its kernel later (`under_way`).
 
@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from fp8core.core.under_way import Range, amid_write
+from fp8core.core.under_way import Range, is_write_under_way
 from fp8core.core.watched import Watched
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
@@ -32,8 +32,8 @@ WEIGHT, SCALE, BIAS = 1, 2, 3
 """The indices, among the operands of a linear layer, of those that are read early."""
 CAPTURES_KEPT: Final = 16
 """Captures that the history of a weight remembers: the most that may be under way at a time."""
-UNHEARD: Final = -1
-"""Used instead of a count of writes while some writes may go uncounted."""
+UNCOUNTED: Final = -1
+"""Returned instead of a count of writes while a write that is not announced, and so not counted, is possible."""
 
 
 class WeightHistory:
@@ -45,8 +45,8 @@ class WeightHistory:
         """The addresses whose memory is watched."""
         self._waited_with: dict[int, tuple[int, ...]] = {}
         """By stream: the addresses with which a launch on that stream waited, and `writes` before that launch."""
-        self._known_in = 0
-        """The capture in which the addresses became known; 0 if in none."""
+        self._moved_in = 0
+        """The capture in which the memory came to be watched; 0 if in none."""
         self._written_in: deque[int] = deque(maxlen=CAPTURES_KEPT)
         """The captures in which kernels of the library wrote to this memory."""
         self.writing: set[int] = set()
@@ -54,8 +54,8 @@ class WeightHistory:
         made before that kernel."""
         self.writes = 0
         """Counts the beginnings and the ends of such calls."""
-        self._heard = False
-        """Whether every call that writes to this memory from now on will find that it is watched."""
+        self._announced = False
+        """Whether every call that writes to this memory from now on announces it: none began before it was watched."""
 
     def may_prefetch(self, stream: int, addresses: Sequence[int]) -> bool:
         """Return whether a launch on ``stream`` may read the weight early, given the addresses of its operands."""
@@ -65,7 +65,7 @@ class WeightHistory:
         number = capture_of(stream)
         if not number or self._places != (weight, scale, bias):
             return False
-        return number != self._known_in and number not in self._written_in
+        return number != self._moved_in and number not in self._written_in
 
     def overtaken(self, stream: int) -> bool:
         """Return whether a launch that read early may follow one that writes, given that a write began meanwhile.
@@ -75,21 +75,21 @@ class WeightHistory:
         number = capture_of(stream)
         return not number or number in self._written_in
 
-    def watch(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> int:
+    def about_to_wait(self, stream: int, addresses: Sequence[int], spans: Sequence[Range]) -> int:
         """Watch the memory at these addresses before a launch that waits, so that later writes there are announced.
 
         Returns:
-            The count of writes before the launch, to be passed to `waited`; `UNHEARD` if a call that is under way may
+            The count of writes before the launch, to be passed to `waited`; `UNCOUNTED` if a call that is under way may
             still write there without announcing it.
         """
         if self._places != (addresses[WEIGHT], addresses[SCALE], addresses[BIAS]):
-            self.know(addresses, spans, capture_of(stream))
+            self.move_to(addresses, spans, capture_of(stream))
         writes = self.writes
-        if not self._heard:
+        if not self._announced:
             with WATCHED.lock.held:
-                self._heard = not amid_write(self.ranges)
-                if not self._heard:
-                    return UNHEARD
+                self._announced = not is_write_under_way(self.ranges)
+                if not self._announced:
+                    return UNCOUNTED
         return writes
 
     def waited(self, stream: int, addresses: Sequence[int], spans: Sequence[Range], writes: int) -> None:
@@ -99,10 +99,10 @@ class WeightHistory:
             stream: the stream of the launch.
             addresses: the addresses of a layer's operands.
             spans: where each operand begins and ends, in bytes from its address.
-            writes: what `watch` returned before the launch. A kernel that another thread has launched since then may
-                run after it.
+            writes: what `about_to_wait` returned before the launch. A kernel that another thread has launched since
+                then may run after it.
         """
-        self.watch(stream, addresses, spans)
+        self.about_to_wait(stream, addresses, spans)
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         # PER_THREAD is one handle for the streams of all threads: the next call may be on another of them
         if stream == device.PER_THREAD or self.writing or capture_of(stream):
@@ -111,36 +111,36 @@ class WeightHistory:
             if self._places == places:  # otherwise another thread has moved the layer
                 self._waited_with[stream] = *places, writes  # void once a write begins or ends
 
-    def know(self, addresses: Sequence[int], spans: Sequence[Range], number: int) -> None:
-        """Watch the memory at these addresses; ``number`` is that of the capture that the stream is in, or 0."""
+    def move_to(self, addresses: Sequence[int], spans: Sequence[Range], capturing: int) -> None:
+        """Watch the memory at these addresses; ``capturing`` is the capture that the stream is in, or 0."""
         places = addresses[WEIGHT], addresses[SCALE], addresses[BIAS]
         if self._places == places:
             return
         reached = [(addresses[at], *spans[at]) for at in (WEIGHT, SCALE, BIAS)]
         with WATCHED.lock.held:
             self._places = ()
-            self._heard = False
+            self._announced = False
             self._waited_with.clear()
             self.ranges = tuple((at + start, at + end) for at, start, end in reached if start < end)
             WATCHED.add(self)
-            self._known_in = number
+            self._moved_in = capturing
             self._places = places  # last: whoever reads it relies on writes being announced
 
     def reached_by(self, ranges: Sequence[Range]) -> bool:
         """Return whether one of ``ranges`` overlaps a range of the layer."""
         return any(a < end and start < b for a, b in ranges for start, end in self.ranges)
 
-    def overwritten(self, number: int, by: int) -> None:
-        """Forget the launches that waited, as call ``by`` is about to write here, in capture ``number`` (0: none)."""
+    def write_begins(self, by: int, capturing: int) -> None:
+        """Forget the launches that waited, as call ``by`` is about to write here, in a capture or outside (0)."""
         with WATCHED.lock.held:
             self.writing.add(by)
             self.writes += 1
         self._waited_with.clear()
-        if number and number not in self._written_in:
-            self._written_in.append(number)
+        if capturing and capturing not in self._written_in:
+            self._written_in.append(capturing)
 
-    def wrote(self, by: int) -> None:
-        """Note that the write which `overwritten` announced has been launched, or will not be. May be called twice."""
+    def write_ends(self, by: int) -> None:
+        """Note that the write of call ``by`` has been launched, or will not be. May be called twice."""
         with WATCHED.lock.held:
             if by in self.writing:
                 self.writes += 1  # first: whoever sees an empty `writing` has to see this count
@@ -151,8 +151,8 @@ WATCHED: Final[Watched[WeightHistory]] = Watched()
 """The memory of all weights that may be read early."""
 
 
-class Announced(list[WeightHistory]):
-    """The weights that a call is about to overwrite. The announcement ends with `end`, or when this object is freed.
+class WriteAnnouncement(list[WeightHistory]):
+    """The weights that a call is about to overwrite. It ends with `end`, or when this object is freed.
 
     So if Ctrl-C ends a call anywhere between announcing and launching, no weight stays announced, which would keep it
     from being read early for ever.
@@ -161,12 +161,12 @@ class Announced(list[WeightHistory]):
     def end(self) -> None:
         """Note that the call has been launched, or will not be."""
         for history in self:
-            history.wrote(id(self))
+            history.write_ends(id(self))
 
     __del__ = end
 
 
-NOTHING: Final = Announced()
+NO_WEIGHTS: Final = WriteAnnouncement()
 """The announcement of a call that overwrites no weight."""
 
 
@@ -181,7 +181,7 @@ def applies(target: Target) -> bool:
     return target.platform == "cuda" and target.arch >= 90
 
 
-def overwrites(written: Sequence[Range], stream: int) -> Announced:
+def announce_write(written: Sequence[Range], stream: int) -> WriteAnnouncement:
     """Announce a write: return the weights in the written memory that could be read early, and that now have to wait.
 
     The caller calls `end` of the returned object once the launch has been made, or has failed.
@@ -190,12 +190,12 @@ def overwrites(written: Sequence[Range], stream: int) -> Announced:
         written: the memory that the launch writes.
         stream: the stream of the launch.
     """
-    histories = WATCHED.among(written) if WATCHED.starts else []
+    histories = WATCHED.owners_reached_by(written) if WATCHED.starts else []
     if not histories:
-        return NOTHING
-    found, number = Announced(), capture_of(stream)
+        return NO_WEIGHTS
+    found, capturing = WriteAnnouncement(), capture_of(stream)
     for history in histories:
         if history.reached_by(written):
             found.append(history)
-            history.overwritten(number, id(found))
+            history.write_begins(id(found), capturing)
     return found

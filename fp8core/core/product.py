@@ -2,7 +2,7 @@
 
 from typing import Any, Final, NamedTuple, get_args
 
-from fp8core.core import scale_shapes, specs
+from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.scale_shapes import Reading
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
@@ -105,8 +105,8 @@ def product_of(
         group_b: the group shape of the stored weight if it is known.
     """
     out_name = dtype_name(out_dtype, "out_dtype", RESULTS)
-    specs.is_fp8(a)
-    specs.is_fp8(weight)
+    specs.check_fp8(a)
+    specs.check_fp8(weight)
     m, k, lda = specs.matrix(a)
     if len(weight.shape) != 2:
         raise ShapeError(f"{weight.name} needs two axes {'[n, k]' if stored else '[k, n]'}, got shape {weight.shape}")
@@ -122,8 +122,8 @@ def product_of(
     if n and ((k > 1 and weight.strides[1] != 1) or ldb < k):
         wanted = "contiguous rows [n, k]" if stored else "contiguous columns [k, n], as weight.T has them"
         raise LayoutError(f"{weight.name} needs {wanted}, got strides {weight.strides} (elements) over (n, k)")
-    scale_shapes.is_scale(scale_a)
-    scale_shapes.is_scale(scale_b)
+    scale_shapes.check_scale_dtype(scale_a)
+    scale_shapes.check_scale_dtype(scale_b)
     reading_a, reading_b = scale_shapes.of_product(
         scale_a, scale_b, a.shape[:-1], m, n, k, stored=stored, group_a=group_a, group_b=group_b
     )
@@ -132,7 +132,7 @@ def product_of(
     _check_out_scale(out_scale, out_name)
     if amax is not None:
         specs.check_written(amax, (1,), "float32")
-    specs.same_device(a, weight, scale_a, scale_b, bias, out_scale, amax)
+    specs.check_same_device(a, weight, scale_a, scale_b, bias, out_scale, amax)
     readings = reading_a, reading_b
     return Product(a, weight, m, n, k, lda, ldb, scale_a, scale_b, *readings, bias, out_name, out_scale, amax)
 
@@ -156,7 +156,7 @@ def known_activation(name: object) -> Activation:
     """
     if name is None:
         return ""
-    if not specs.one_of(name, ACTIVATIONS):
+    if not checks.is_one_of(name, ACTIVATIONS):
         raise DTypeError(f"activation needs None or one of {', '.join(ACTIVATIONS)}, got {name!r}")
     return name  # type: ignore[return-value]
 
@@ -172,7 +172,7 @@ def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
     number = scalar(beta)
     if number is None:
         raise DTypeError(f"beta needs a number, got {type(beta).__name__}")
-    if not abs(number) <= specs.LARGEST or not specs.in_float32(number):
+    if not abs(number) <= checks.LARGEST_FLOAT32 or not checks.in_float32(number):
         raise ScaleError(f"beta needs a finite number that float32 holds, got {beta}")
     if number and dtype in FORMATS:
         raise DTypeError(f"beta needs a result of {', '.join(HIGH_PRECISION)}, got {dtype}")
@@ -193,7 +193,7 @@ def _check_out_scale(scale: TensorSpec | None, out: str) -> None:
     if out in FORMATS:
         if scale is None:
             raise ScaleError(f"out_scale needs a number for a result of {out}, got None")
-        scale_shapes.is_scale(scale)
-        scale_shapes.one_number(scale)
+        scale_shapes.check_scale_dtype(scale)
+        scale_shapes.check_one_number(scale)
     elif scale is not None:
         raise ScaleError(f"out_scale needs an FP8 out_dtype, got {out}")

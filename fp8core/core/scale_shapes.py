@@ -47,7 +47,7 @@ def of_array(shape: tuple[int, ...], group: GroupShape, name: str) -> tuple[int,
     return (*outer, *group.scale_shape(rows, cols))
 
 
-def is_scale(x: TensorSpec, *, bytes_allowed: bool = False) -> None:
+def check_scale_dtype(x: TensorSpec, *, bytes_allowed: bool = False) -> None:
     """Refuse a scale that is not fp32 (or, where they are allowed, float8_e8m0fnu bytes)."""
     if x.dtype != "float32" and not (bytes_allowed and x.dtype == "float8_e8m0fnu"):
         wanted = "float32 or float8_e8m0fnu" if bytes_allowed else "float32"
@@ -59,7 +59,7 @@ def is_one_number(shape: tuple[int, ...]) -> bool:
     return all(extent == 1 for extent in shape)
 
 
-def one_number(x: TensorSpec) -> None:
+def check_one_number(x: TensorSpec) -> None:
     """Refuse a scale that is not a single number."""
     if not is_one_number(x.shape):
         raise ShapeError(f"{x.name} needs one number, of shape (), (1,) or (1, 1), got {x.shape}")

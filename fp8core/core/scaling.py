@@ -4,7 +4,7 @@ import math
 from ctypes import c_float
 from typing import Any, Final, NamedTuple
 
-from fp8core.core import scale_shapes, specs
+from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.calls import NewArray
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import LayoutError, ScaleError, ShapeError
@@ -96,19 +96,19 @@ def scaling(
     ``scale`` is the given scale, or the caller's array for the computed one.
     """
     name = dtype_name(options.dtype, "dtype", FORMATS)
-    group = specs.group(options.group_shape)
+    group = checks.group_shape(options.group_shape)
     scale_format, layout = options.scale_format, options.scale_layout
-    if not specs.one_of(scale_format, SCALE_DTYPE):
+    if not checks.is_one_of(scale_format, SCALE_DTYPE):
         raise ScaleError(f"scale_format needs one of {', '.join(SCALE_DTYPE)}, got {scale_format!r}")
-    if not specs.one_of(layout, ("k", "mn")):
+    if not checks.is_one_of(layout, ("k", "mn")):
         raise LayoutError(f"scale_layout needs 'k' or 'mn', got {layout!r}")
     eps = _eps(options, FORMATS[name].maximum * 2.0**-126, group)
     result = x._replace(shape=shape, strides=dlpack.row_major(shape))
     at = specs.matrix(result)
     if options.given:
         assert scale is not None
-        scale_shapes.is_scale(scale, bytes_allowed=True)
-        specs.same_device(x, scale)
+        scale_shapes.check_scale_dtype(scale, bytes_allowed=True)
+        specs.check_same_device(x, scale)
         if scale_ub is not None or options.upper is not None:
             raise ScaleError("scale_ub needs to be left out where a scale is given, got both")
         format_: ScaleFormat = "ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32"
@@ -119,10 +119,10 @@ def scaling(
     matrix = group.scale_shape(at.rows, at.cols)
     strides = (1, matrix[0]) if layout == "mn" else (matrix[1], 1)
     if scale is not None:
-        specs.same_device(x, scale)
+        specs.check_same_device(x, scale)
         specs.check_written(scale, wanted, SCALE_DTYPE[scale_format])
         strides = specs.folded(scale)[1] if len(wanted) > 1 else scale.strides[-1], scale.strides[-1]
-        specs.no_element_twice(scale, strides)
+        specs.check_no_overlap(scale, strides)
     if group == PER_TENSOR:
         strides = (0, 0)
     return Scaling(name, group, False, strides, wanted, scale_format, layout, upper, eps)
@@ -130,7 +130,7 @@ def scaling(
 
 def _eps(options: ScaleOptions, least: float, group: GroupShape) -> float:
     eps = scalar(options.eps)
-    if eps is None or not least <= eps <= specs.LARGEST:
+    if eps is None or not least <= eps <= checks.LARGEST_FLOAT32:
         raise ScaleError(
             f"eps needs a number that float32 holds of at least {least:.3g}, so that no scale is subnormal, "
             f"got {options.eps!r}"
@@ -154,12 +154,12 @@ def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorS
             f"scale_ub needs group_shape {tuple(PER_TOKEN)}, as it bounds amax per token, got {tuple(group)}"
         )
     if operand is None:
-        if not value > 0 or not specs.in_float32(value):
+        if not value > 0 or not checks.in_float32(value):
             raise ScaleError(f"scale_ub needs a positive number that float32 holds, or infinity, got {value}")
         return float(value)
-    scale_shapes.is_scale(operand)
-    scale_shapes.one_number(operand)
-    specs.same_device(x, operand)
+    scale_shapes.check_scale_dtype(operand)
+    scale_shapes.check_one_number(operand)
+    specs.check_same_device(x, operand)
     return math.inf
 
 

@@ -105,7 +105,7 @@ def _bound(call: Call, kind: _Kind, *recognizing: Any) -> Callable[..., Any]:
         call.wrote,
         call.note,
     )
-    under_way.makes_calls(made.__code__, _given_to)
+    under_way.register(made.__code__, _given_to)
     return made
 
 

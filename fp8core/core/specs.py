@@ -5,25 +5,14 @@ its key cannot lack an alignment. Addresses are passed to a launch when it is ma
 """
 
 import math
-import operator
-from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
-from fp8core.interop import TensorView, scalar
-from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, GroupShape, Target
+from fp8core.interop import TensorView
+from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Target
 
 ALIGNMENT = 32
 """The largest alignment, in bytes, that specs distinguish; no kernel requires more."""
-
-
-LARGEST = (2.0 - 2.0**-23) * 2.0**127
-"""The largest finite number of float32."""
-BEYOND = 2.0**128 - 2.0**103
-"""Numbers from here on are rounded to infinity in float32. (`torch.compile` can trace a comparison, but not
-`struct`.)"""
-BELOW = 2.0**-150
-"""Numbers up to this are rounded to zero."""
 
 
 class TensorSpec(NamedTuple):
@@ -134,7 +123,7 @@ def result_stride(given: TensorSpec | None, beside: TensorSpec, shape: tuple[int
     """
     if given is None:
         return shape[-1]
-    same_device(beside, given)
+    check_same_device(beside, given)
     return written(given, shape, dtype).stride
 
 
@@ -146,7 +135,7 @@ def check_written(x: TensorSpec, shape: tuple[int, ...], dtype: str) -> None:
         raise ShapeError(f"{x.name} needs shape {shape}, got {x.shape}")
 
 
-def no_element_twice(x: TensorSpec, strides: tuple[int, int]) -> None:
+def check_no_overlap(x: TensorSpec, strides: tuple[int, int]) -> None:
     """Refuse a result in which two elements share memory; ``strides`` are those of the result folded to two axes."""
     rows, cols = math.prod(x.shape[:-1]), x.shape[-1]
     apart, step = map(abs, strides)
@@ -181,20 +170,20 @@ def alignment(*multiples: int) -> int:
     return bits & -bits
 
 
-def same_device(first: TensorSpec, *others: TensorSpec | None) -> None:
+def check_same_device(first: TensorSpec, *others: TensorSpec | None) -> None:
     """Refuse operands on different devices."""
     for other in others:
         if other is not None and other.target != first.target:
             raise DeviceError(f"{other.name} needs to be where {first.name} is, on {first.target}, got {other.target}")
 
 
-def is_fp8(x: TensorSpec) -> None:
+def check_fp8(x: TensorSpec) -> None:
     """Refuse an operand whose dtype is not one of the four FP8 formats."""
     if x.dtype not in FORMATS:
         raise DTypeError(f"{x.name} needs an FP8 dtype ({', '.join(FORMATS)}), got {x.dtype}")
 
 
-def is_wide(x: TensorSpec) -> None:
+def check_high_precision(x: TensorSpec) -> None:
     """Refuse an operand whose dtype is not one of `HIGH_PRECISION`, the formats that can be quantized."""
     if x.dtype not in HIGH_PRECISION:
         raise DTypeError(f"{x.name} needs {', '.join(HIGH_PRECISION)}, got {x.dtype}")
@@ -205,79 +194,3 @@ def required(x: TensorSpec | None, name: str) -> TensorSpec:
     if x is None:
         raise DTypeError(f"{name} needs an array, got None")
     return x
-
-
-def group(group_shape: object, name: str = "group_shape") -> GroupShape:
-    """Check and return a group shape: two whole numbers, each -1, or positive and at most what a kernel's int holds."""
-    pair = tuple(group_shape) if isinstance(group_shape, tuple | list) else ()
-    sides = [whole_number(side) for side in pair]
-    if len(sides) != 2 or any(side is None or not (side == -1 or 0 < side < 1 << 31) for side in sides):
-        raise ShapeError(f"{name} needs a pair of whole numbers, each -1 or 1 to 2**31 - 1, got {group_shape!r}")
-    return GroupShape(*map(int, pair))
-
-
-def count(number: object, name: str) -> int:
-    """Check and return the extent of an axis: a whole number of at most 31 bits."""
-    extent = whole_number(number)
-    if extent is None or not 0 <= extent < 1 << 31:
-        raise ShapeError(f"{name} needs a whole number from 0 to 2**31 - 1, got {number!r}")
-    return extent
-
-
-def counts(numbers: object, name: str, least: int = 0) -> tuple[int, ...]:
-    """Return how many elements some axes have: whole numbers of at least ``least`` and at most 31 bits."""
-    extents = whole_numbers(numbers)
-    if extents is None or any(not least <= extent < 1 << 31 for extent in extents):
-        raise ShapeError(f"{name} needs whole numbers from {least} to 2**31 - 1, got {numbers!r}")
-    return extents
-
-
-def least_rows(number: object, name: str) -> int:
-    """Check and return the least number of rows of a result: a whole number of at most 31 bits."""
-    rows = whole_number(number)
-    if rows is None or rows >= 1 << 31:
-        raise ShapeError(f"{name} needs a whole number, at most 2**31 - 1, got {number!r}")
-    return rows
-
-
-def in_float32(number: float) -> bool:
-    """Return whether a number can be rounded to float32 without becoming zero or infinity, unless it is one of them."""
-    size = abs(number)
-    return not (BEYOND <= size < math.inf or 0 < size <= BELOW)
-
-
-def one_of(x: object, known: Collection[str]) -> bool:
-    """Return whether something is one of these names; what is no text is not asked for a hash or compared."""
-    return isinstance(x, str) and x in known
-
-
-def flag(x: Any, name: str) -> bool:
-    """Return ``x`` as a bool; it may be a bool of Python or NumPy, or 1 or 0."""
-    known = isinstance(x, int) and x in (0, 1)
-    if not known and type(x).__name__ not in ("bool", "bool_"):
-        raise DTypeError(f"{name} needs True or False, got {x!r}")
-    return bool(x)
-
-
-def extent(x: Any) -> int:
-    """Return a whole number as an int, also from an array of one element; raise TypeError for anything else."""
-    number = whole_number(x)
-    return operator.index(x) if number is None else number
-
-
-def whole_numbers(x: Any) -> tuple[int, ...] | None:
-    """Return the items of ``x`` as ints; None if ``x`` is not iterable, or an item is not a whole number."""
-    try:
-        given = tuple(x)
-    except TypeError:
-        return None
-    return None if None in map(whole_number, given) else tuple(map(int, given))
-
-
-def whole_number(x: Any) -> int | None:
-    """Return a whole number as an int, otherwise None.
-
-    2.0 and True count as whole numbers: they equal ints, so a cached call accepts them as well.
-    """
-    number = scalar(x) if x is not True and x is not False else float(x)
-    return None if number is None or not number.is_integer() else int(number)

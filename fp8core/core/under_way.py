@@ -20,21 +20,21 @@ _CALLS: Final[dict[int, tuple[CodeType, Written]]] = {}
 writes. The code object is kept so that its id stays unique."""
 
 
-def makes_calls(code: CodeType, written: Written) -> None:
-    """Register with `amid_write` a function that looks for watched weights in what a call writes, then launches it."""
+def register(code: CodeType, written: Written) -> None:
+    """Register a function that looks for watched weights in what a call writes, and then makes the launch."""
     _CALLS[id(code)] = code, written
 
 
-def amid_write(ranges: Sequence[Range]) -> bool:
+def is_write_under_way(ranges: Sequence[Range]) -> bool:
     """Return whether another call is under way that may write to an array of its caller within ``ranges``.
 
     The call that asks, the innermost one of the current thread, does not count.
     """
     own = get_ident()
-    return any(_amid(frame, thread == own, ranges) for thread, frame in sys._current_frames().items())
+    return any(_is_in_write(frame, thread == own, ranges) for thread, frame in sys._current_frames().items())
 
 
-def _amid(innermost: FrameType, asks: bool, ranges: Sequence[Range]) -> bool:
+def _is_in_write(innermost: FrameType, asks: bool, ranges: Sequence[Range]) -> bool:
     """Return whether a thread is in such a call; with ``asks`` the innermost of its calls is the one that asks."""
     frame: FrameType | None = innermost
     del innermost  # a frame that refers to itself would keep the variables of all its callers alive

@@ -46,9 +46,9 @@ class Watched(Generic[OwnerT]):
         self._owners: list[ReferenceType[OwnerT]] = []
         """The owner, or former owner, of each range."""
         self._examiners: WeakSet[Examiner] = WeakSet()
-        self._most = 0
+        self._rebuild_above = 0
         """Past this many ranges the lists are rebuilt, without the ranges that have no owner any more."""
-        self._whole = True
+        self._consistent = True
         """False while these lists are being changed, and after an exception such as Ctrl-C has interrupted a change."""
 
     def add(self, owner: OwnerT) -> None:
@@ -59,19 +59,19 @@ class Watched(Generic[OwnerT]):
         """
         with self.lock.held:
             self._alive.add(owner)
-            anew = not self._whole or len(self.starts) + len(owner.ranges) > self._most
-            self._whole = False
-            if anew:
+            rebuild = not self._consistent or len(self.starts) + len(owner.ranges) > self._rebuild_above
+            self._consistent = False
+            if rebuild:
                 owned = [(start, end, ref(each)) for each in self._alive for start, end in each.ranges]
                 owned.sort(key=itemgetter(0))
                 starts, owners = [start for start, _, _ in owned], [owner for _, _, owner in owned]
                 reach = list(accumulate((end for _, end, _ in owned), max))
                 self.starts, self._reach, self._owners = starts, reach, owners
-                self._most = 2 * len(owned) + SPARE
+                self._rebuild_above = 2 * len(owned) + SPARE
             else:
                 for start, end in owner.ranges:
                     self._insert(start, end, ref(owner))
-            self._whole = True
+            self._consistent = True
             self.version += 1
             for examiner in list(self._examiners):
                 examiner.examined.clear()
@@ -88,11 +88,11 @@ class Watched(Generic[OwnerT]):
                 break
             reach[behind] = most
 
-    def among(self, written: Sequence[Range]) -> list[OwnerT]:
+    def owners_reached_by(self, written: Sequence[Range]) -> list[OwnerT]:
         """Return the live owners that have, or had, a range that may overlap one of ``written``."""
         found: dict[OwnerT, None] = {}
         with self.lock.held:
-            if not self._whole:
+            if not self._consistent:
                 return list(self._alive)
             for start, end in written:
                 at = bisect_left(self.starts, end)  # ranges that start before its end
@@ -103,7 +103,7 @@ class Watched(Generic[OwnerT]):
                         found[owner] = None
         return list(found)
 
-    def invalidates(self, examiner: Examiner) -> None:
+    def clear_on_change(self, examiner: Examiner) -> None:
         """Clear ``examiner.examined`` whenever the watched ranges change."""
         with self.lock.held:
             self._examiners.add(examiner)

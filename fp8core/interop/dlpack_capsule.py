@@ -8,8 +8,9 @@ from typing import Any, Final
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
+from fp8core.interop.dlpack_views import target_of, view_of
 from fp8core.interop.names import type_name
-from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, check_memory, refused_dtype
+from fp8core.interop.tensor import Framework, Result, TensorView
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device, streams
 from fp8core.runtime.releases import releases
@@ -125,19 +126,15 @@ class DLPackExporters(ExporterFramework):
         """Return a view of ``x`` that work on ``stream`` (CuPy's current one if None) may read at once."""
         try:
             kind, ordinal = (int(part) for part in x.__dlpack_device__())
+            target = target_of(kind, ordinal, name)
             held: Export | KeepAlive
-            if kind in dlpack.HOST_DEVICES:
+            if target is HOST:
                 held = made = Export(x, None)
-                target = HOST
-            elif kind in dlpack.GPU_DEVICES:
-                target = device.target(ordinal)
+            else:
                 chosen = device.stream(ordinal) if stream is None else stream
                 with device.on(ordinal):  # JAX does not restore the current device
                     made = Export(x, in_protocol(chosen, target))
                 held = KeepAlive(made, chosen, ordinal)
-            else:
-                where = dlpack.DEVICES.get(kind, f"DLPack type {kind}")
-                raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {where} {ordinal}")
             found = made.read()
             if found.device_type in _ELSEWHERE[target is HOST]:
                 raise BufferError(
@@ -148,11 +145,7 @@ class DLPackExporters(ExporterFramework):
                 raise
             got = f"{type_name(x)}: {error}"
             raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {got}") from error
-        if found.dtype not in dlpack.CODES:
-            raise refused_dtype(name, found.dtype)
-        check_memory(found.pointer, found.shape, name)
-        check_aligned(found.pointer, found.dtype, name)
-        return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
+        return view_of(found, target, self, x, name, held)
 
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
         """Make ``stream`` wait by another export for that stream, as the protocol defines it."""

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any, Final
 
-from fp8core.errors import BackendError, DeviceError, LayoutError
+from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dlpack
+from fp8core.interop.dlpack_views import target_of, view_of
 from fp8core.interop.names import type_name
-from fp8core.interop.tensor import Framework, Result, TensorView, check_aligned, check_memory, refused_dtype
+from fp8core.interop.tensor import Framework, Result, TensorView
 from fp8core.problem import HOST, Target
-from fp8core.runtime import device
 
 _CAPSULE: Final = b"dlpack_exchange_api"
 _SET_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)
@@ -74,18 +74,8 @@ class Exchange(Framework):
         except (BufferError, RuntimeError, ValueError, TypeError) as error:
             got = f"{type_name(x)}: {error}"
             raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {got}") from error
-        if found.dtype not in dlpack.CODES:
-            raise refused_dtype(name, found.dtype)
-        check_memory(found.pointer, found.shape, name)
-        check_aligned(found.pointer, found.dtype, name)
-        if found.device_type in dlpack.HOST_DEVICES:
-            target = HOST
-        elif found.device_type in dlpack.GPU_DEVICES:
-            target = device.target(found.device_id)
-        else:
-            where = dlpack.DEVICES.get(found.device_type, f"DLPack type {found.device_type}")
-            raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got {where}")
-        return TensorView(found.pointer, found.dtype, found.shape, found.strides, target, self, x, held)
+        target = target_of(found.device_type, found.device_id, name)
+        return view_of(found, target, self, x, name, held)
 
     def _content(self, x: Any) -> tuple[dlpack.Content, object]:
         if self._read is not None:

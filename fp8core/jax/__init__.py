@@ -14,13 +14,13 @@ Examples:
     [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
 """
 
-from fp8core.interop.oldest import require
+from fp8core.interop.versions import require_version
 
-require("jax")
+require_version("jax")
 
+from fp8core.jax.functional import all_close_1d, rms_norm_quant, scaled_mm, scaled_mm_nt
 from fp8core.jax.install import install
 from fp8core.jax.linear import Fp8Linear
-from fp8core.jax.written import all_close_1d, rms_norm_quant, scaled_mm, scaled_mm_nt
 
 __all__ = ["Fp8Linear", "all_close_1d", "rms_norm_quant", "scaled_mm", "scaled_mm_nt"]
 

@@ -56,8 +56,8 @@ def _product(x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any) 
 
 def _multiplied(x: Any, y: Any, sharding: NamedSharding) -> Any:
     """Return ``x @ y``, with the given sharding on a mesh with explicit axes, for which JAX requires it."""
-    told = AxisType.Explicit in sharding.mesh.axis_types
-    return jnp.matmul(x, y, out_sharding=sharding if told else None)
+    explicit = AxisType.Explicit in sharding.mesh.axis_types
+    return jnp.matmul(x, y, out_sharding=sharding if explicit else None)
 
 
 def _sharding(x: Any, weight: Any) -> NamedSharding:

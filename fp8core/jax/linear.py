@@ -6,8 +6,8 @@ from typing import Any, Self, cast
 import jax
 import numpy as np
 
+from fp8core.core import checks
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
-from fp8core.core.specs import group
 from fp8core.interop import scalar
 from fp8core.ops import Quantized, linear, quantize
 from fp8core.ops.quantized import quantized
@@ -66,7 +66,7 @@ class Fp8Linear:
         for name in ("weight_group_shape", "group_shape"):
             given = getattr(self, name)
             if type(given) is not GroupShape:  # in a layer that a transformation has unflattened, it is one already
-                object.__setattr__(self, name, group(given, name))
+                object.__setattr__(self, name, checks.group_shape(given, name))
 
     @classmethod
     def from_weight(
@@ -98,7 +98,7 @@ class Fp8Linear:
         Raises:
             ScaleError, ShapeError, DTypeError: as for `fp8core.quantize`.
         """
-        weight_group = group(weight_group_shape, "weight_group_shape")
+        weight_group = checks.group_shape(weight_group_shape, "weight_group_shape")
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
         q = quantize(weight, dtype=dtype, group_shape=weight_group)
         number = None if input_scale is None else scalar(input_scale)

@@ -215,10 +215,10 @@ class Prepared:
             bits |= address
         if bits % ALIGNMENT and self.target.platform != "host":
             raise LayoutError(f"arrays in a program of JAX need addresses at multiples of {ALIGNMENT}, got {bits:#x}")
-        overwritten = prefetch.NOTHING
+        announced = prefetch.NO_WEIGHTS
         if self._watched and prefetch.WATCHED.starts:
             written = [(addresses[at], addresses[at] + size) for at, size in self._spans]
-            overwritten = prefetch.overwrites(written, stream)
+            announced = prefetch.announce_write(written, stream)
         addresses.append(0)
         try:
             if self.takes_scratch:
@@ -226,7 +226,7 @@ class Prepared:
             else:
                 launch(stream, *self._pick(addresses))
         finally:
-            overwritten.end()
+            announced.end()
 
 
 def _bytes(array: NewArray) -> int:

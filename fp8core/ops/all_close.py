@@ -57,7 +57,7 @@ def _describe_all_close(operands: Sequence[TensorSpec | None], options: None) ->
     del options
     x = operands[0]
     assert x is not None
-    scale_shapes.is_scale(x)
+    scale_shapes.check_scale_dtype(x)
     if len(x.shape) != 1:
         raise ShapeError(f"x needs one axis, got shape {x.shape}")
     count = contiguous_count(x)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
 
-from fp8core.core import scale_shapes, specs
+from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import SCALES
@@ -70,7 +70,7 @@ def dequantize(
     known = None
     if scale is None or isinstance(q, Quantized):
         q, scale, known = parts(q, scale, "q", "scale")
-    if known is not None and group_shape is not None and known != specs.group(group_shape):
+    if known is not None and group_shape is not None and known != checks.group_shape(group_shape):
         raise ScaleError(f"group_shape needs to be that of q, {tuple(known)}, or left out, got {group_shape}")
     return DEQUANTIZE_CALLS((q, scale, out), (known or group_shape, dtype), stream)[0][2]
 
@@ -79,11 +79,11 @@ def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[A
     q, scale, out = operands
     assert q is not None
     scale = specs.required(scale, "scale")
-    specs.is_fp8(q)
+    specs.check_fp8(q)
     at = specs.matrix(q)
-    scale_shapes.is_scale(scale, bytes_allowed=True)
-    specs.same_device(q, scale)
-    group = scale_shapes.implied_group(scale, q) if options[0] is None else specs.group(options[0])
+    scale_shapes.check_scale_dtype(scale, bytes_allowed=True)
+    specs.check_same_device(q, scale)
+    group = scale_shapes.implied_group(scale, q) if options[0] is None else checks.group_shape(options[0])
     group, strides = scale_shapes.of_groups(scale, group, q)
     wide = dtype_name(options[1], "dtype", HIGH_PRECISION)
     stride, size = specs.result_stride(out, q, q.shape, wide), ITEMSIZE[wide]

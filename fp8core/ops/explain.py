@@ -11,6 +11,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.all_close import all_close_1d
 from fp8core.ops.dequantize import dequantize, per_tensor_dequantize
+from fp8core.ops.example_problems import example_product, example_quantize
 from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
@@ -21,7 +22,6 @@ from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
 from fp8core.ops.shards import convert_to_channelwise, requantize_with_max_scale
 from fp8core.ops.targets import target_of
 from fp8core.problem import (
-    BLOCK,
     BLOCK_128,
     FORMATS,
     GROUP_128,
@@ -30,8 +30,6 @@ from fp8core.problem import (
     Fp8Name,
     Granularity,
     GroupShape,
-    Quantize,
-    ScaledMm,
     Target,
     native_e4m3,
 )
@@ -42,8 +40,6 @@ __all__ = [
     "ArraySpec",
     "Capability",
     "capabilities",
-    "example_product",
-    "example_quantize",
     "explain",
     "explain_product",
     "target_of",
@@ -235,56 +231,3 @@ def _capability(table: Table[Any], problem: Any, *fallbacks: str) -> Capability:
         return Capability(True, explanation.chosen)
     reasons = [f"{v.kernel}: {v.reason}" for v in explanation.verdicts if v.status in ("unable", "unknown")]
     return Capability(False, "; ".join(reasons))
-
-
-def example_product(
-    target: Target,
-    scale_a: Granularity = "tensor",
-    scale_b: Granularity = "tensor",
-    *,
-    m: int = 256,
-    n: int = 4096,
-    k: int = 4096,
-    a: str = "",
-    b: str = "",
-    out: str = "bfloat16",
-    bias: str = "",
-) -> ScaledMm:
-    """Return the problem of a product of aligned matrices, without arrays and for any target."""
-    native = native_e4m3(target)
-    strides_a = {"tensor": (0, 0), "row": (1, 0), "group": (1, m)}[scale_a]
-    groups = -(-k // BLOCK)
-    strides_b = {"tensor": (0, 0), "row": (1, 0), "group": (groups, 1), "block": (groups, 1)}[scale_b]
-    return ScaledMm(
-        target,
-        m,
-        n,
-        k,
-        a or native,
-        b or native,
-        out,
-        scale_a,
-        scale_b,
-        strides_a,
-        strides_b,
-        bias,
-        out.startswith("float8"),
-        False,
-        True,
-        False,
-        k,
-        k,
-        n,
-        operands_alignment(k, n),
-    )
-
-
-def operands_alignment(k: int, n: int) -> int:
-    """Return the alignment of contiguous matrices at aligned addresses, with a 16-bit result."""
-    bits = 16 | k | 2 * n
-    return bits & -bits
-
-
-def example_quantize(target: Target, group_shape: GroupShape, *, static: bool = False) -> Quantize:
-    """Return the problem of quantizing aligned bfloat16 rows."""
-    return Quantize(target, "bfloat16", native_e4m3(target), group_shape, static, "float32", "k", 4096, 16)

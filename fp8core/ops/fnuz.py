@@ -124,10 +124,10 @@ def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[st
         raise DTypeError(f"weight needs {old}, got {weight.dtype}")
     scale = specs.required(scale, "weight_scale")
     count = contiguous_count(weight)
-    scale_shapes.is_scale(scale)
+    scale_shapes.check_scale_dtype(scale)
     if of_input is not None:
-        scale_shapes.is_scale(of_input)
-    specs.same_device(weight, scale, of_input, out)
+        scale_shapes.check_scale_dtype(of_input)
+    specs.check_same_device(weight, scale, of_input, out)
     if out is not None:
         if out.dtype not in formats:
             raise DTypeError(f"out needs {new}, or {old} as for weight itself, got {out.dtype}")

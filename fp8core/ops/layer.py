@@ -4,11 +4,11 @@ from copy import deepcopy
 from typing import Any, Self, Unpack, overload
 
 from fp8core import interop
+from fp8core.core import checks
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Interned
 from fp8core.core.product import known_activation
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
-from fp8core.core.specs import flag, group
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.ops.layer_checks import State, check_layer, history_of, read_layer, specs_before_quantizing
@@ -122,7 +122,7 @@ class Fp8Linear:
             >>> fp8core.Fp8Linear.from_weight(weight, **options).weight_scale.shape
             (2, 2)
         """
-        weight_group = group(weight_group_shape, "weight_group_shape")
+        weight_group = checks.group_shape(weight_group_shape, "weight_group_shape")
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
         made = cls.__new__(cls)
         options = _options(group_shape, out_dtype, use_fast_accum, batch_invariant, activation)
@@ -287,7 +287,7 @@ def _options(
         activation_group(group_shape),
         None,
         out_dtype,
-        flag(use_fast_accum, "use_fast_accum"),
-        flag(batch_invariant, "batch_invariant"),
+        checks.flag(use_fast_accum, "use_fast_accum"),
+        checks.flag(batch_invariant, "batch_invariant"),
         activation=known_activation(activation) or None,
     )

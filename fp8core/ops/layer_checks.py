@@ -7,8 +7,8 @@ from fp8core import interop
 from fp8core.core.operation import Interned
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
-from fp8core.core.scale_shapes import is_one_number, is_scale, of_array
-from fp8core.core.specs import TensorSpec, is_fp8, is_wide, same_device, spec_of
+from fp8core.core.scale_shapes import check_scale_dtype, is_one_number, of_array
+from fp8core.core.specs import TensorSpec, check_fp8, check_high_precision, check_same_device, spec_of
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
 from fp8core.interop.tensor import bytes_reached, fill_number
@@ -26,8 +26,8 @@ def _array_of(number: float, framework: Framework, target: Target) -> Any:
 
 def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: TensorSpec) -> None:
     """Refuse an input scale unless it is one number or, for inputs that are already FP8, one per token or group."""
-    is_scale(scale)
-    same_device(weight, scale)
+    check_scale_dtype(scale)
+    check_same_device(weight, scale)
     groups = -(-weight.shape[1] // BLOCK)
     if is_one_number(scale.shape):
         return
@@ -68,7 +68,7 @@ def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> R
     """Read the arrays of a layer; numbers become arrays on the weight's device."""
     first = interop.view(weight, ARRAYS[0])
     at = spec_of(first, "weight")
-    is_fp8(at)
+    check_fp8(at)
     two_axes(at)
     arrays: list[Any] = [weight]
     views: list[TensorView | None] = [first]
@@ -108,7 +108,7 @@ def history_of(layer: Read) -> WeightHistory:
         addresses = [0, *(0 if view is None else view.pointer for view in layer.views)]
         reached = ((0, 0) if s is None else bytes_reached(s.shape, s.strides, s.dtype) for s in layer.specs)
         spans = [(0, 0), *reached]
-        history.know(addresses, spans, capture_of(first.framework.stream(first.target)))
+        history.move_to(addresses, spans, capture_of(first.framework.stream(first.target)))
     return history
 
 
@@ -140,7 +140,7 @@ def specs_before_quantizing(
 ) -> tuple[TensorSpec | None, ...]:
     """Return the specs that `read_layer` will return once the weight is quantized; numbers are left out."""
     at = spec_of(interop.view(weight, Operand("weight", *HIGH_PRECISION)), "weight")
-    is_wide(at)
+    check_high_precision(at)
     n, k = two_axes(at)
     given = bias, None if interop.scalar(input_scale) is not None else input_scale
     others = [

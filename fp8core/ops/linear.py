@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, Unpack, overload
 
-from fp8core.core import specs
+from fp8core.core import checks, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import known_activation, product_of
@@ -131,7 +131,7 @@ def activation_group(group_shape: Any) -> GroupShape:
     Raises:
         ScaleError: products do not take this group shape.
     """
-    group = specs.group(group_shape)
+    group = checks.group_shape(group_shape)
     known_group(group, ACTIVATION_GROUPS, "group_shape")
     return group
 
@@ -154,12 +154,12 @@ def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -
     x, weight, weight_scale, bias, input_scale, upper, out = operands
     chosen = LinearOptions(*options)
     chosen = chosen._replace(
-        use_fast_accum=specs.flag(chosen.use_fast_accum, "use_fast_accum"),
-        batch_invariant=specs.flag(chosen.batch_invariant, "batch_invariant"),
+        use_fast_accum=checks.flag(chosen.use_fast_accum, "use_fast_accum"),
+        batch_invariant=checks.flag(chosen.batch_invariant, "batch_invariant"),
     )
     x, weight = specs.required(x, "x"), specs.required(weight, "weight")
     weight_scale = specs.required(weight_scale, "weight_scale")
-    specs.is_fp8(weight)
+    specs.check_fp8(weight)
     group = activation_group(chosen.group_shape)
     if x.dtype in FORMATS:
         if chosen.scale_ub is not None or upper is not None:

@@ -44,7 +44,7 @@ def codes_in_scratch(
     bound: Any,
 ) -> ScratchCodes:
     """Check that x can be quantized to ``dtype``, and return how it is quantized into a scratch."""
-    specs.is_wide(x)
+    specs.check_high_precision(x)
     at = specs.matrix(x)
     layout = "mn" if group.cols > 0 else "k"  # the layout of groups that block-scaled products read
     asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
 
-from fp8core.core import specs
+from fp8core.core import checks, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, number_or_operand, scaling, split
@@ -107,16 +107,16 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     x, weight, residual, data, scale, upper = operands
     assert x is not None
     *scales, epsilon, round_intermediate = options
-    specs.is_wide(x)
+    specs.check_high_precision(x)
     at = specs.matrix(x)
     if weight is None:
         raise ShapeError(f"weight needs {at.cols} numbers, got None")
-    specs.is_wide(weight)
+    specs.check_high_precision(weight)
     if weight.shape != (at.cols,) or (at.cols > 1 and weight.strides != (1,)):
         raise ShapeError(
             f"weight needs {at.cols} contiguous elements, got shape {weight.shape} with strides {weight.strides}"
         )
-    specs.same_device(x, weight, residual)
+    specs.check_same_device(x, weight, residual)
     residual_stride = 0 if residual is None else specs.written(residual, x.shape, x.dtype).stride
     how = scaling(ScaleOptions(*scales), x, x.shape, scale, upper)
     stride = specs.result_stride(data, x, x.shape, how.dtype)
@@ -131,7 +131,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
         scale_format=how.scale_format,
         scale_layout=how.layout,
         residual=residual is not None,
-        round_intermediate=specs.flag(round_intermediate, "round_intermediate"),
+        round_intermediate=checks.flag(round_intermediate, "round_intermediate"),
         cols=at.cols,
         alignment=specs.alignment(
             x.alignment,
@@ -159,7 +159,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
 def epsilon_of(epsilon: Any) -> float:
     """Check and return the number, at least 0, that is added to a mean square."""
     number = scalar(epsilon)
-    if number is None or not 0 <= number <= specs.LARGEST or not specs.in_float32(number):
+    if number is None or not 0 <= number <= checks.LARGEST_FLOAT32 or not checks.in_float32(number):
         raise ShapeError(f"epsilon needs a finite number of at least 0 that float32 holds, got {epsilon!r}")
     return number
 
@@ -235,7 +235,7 @@ def silu_and_mul_quant(
 def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, data, scale, upper = operands
     assert x is not None
-    specs.is_wide(x)
+    specs.check_high_precision(x)
     at = specs.matrix(x)
     if at.cols % 2:
         raise ShapeError(f"x needs gate and up of equal length side by side, got {at.cols} columns")
@@ -253,7 +253,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
         static=how.given,
         scale_format=how.scale_format,
         scale_layout=how.layout,
-        round_intermediate=specs.flag(options[-1], "round_intermediate"),
+        round_intermediate=checks.flag(options[-1], "round_intermediate"),
         cols=cols,
         alignment=specs.alignment(x.alignment, at.stride * size, cols * size, data_at * size, stride * size),
     )

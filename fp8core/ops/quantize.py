@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
 
-from fp8core.core import specs
+from fp8core.core import checks, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import (
@@ -118,7 +118,7 @@ def quantize(
 def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, data, scale, upper = operands
     assert x is not None
-    specs.is_wide(x)
+    specs.check_high_precision(x)
     at = specs.matrix(x)
     shape, rows = _padded(x, at, options[-1])
     how = scaling(ScaleOptions(*options[:-1]), x, shape, scale, upper)
@@ -141,7 +141,7 @@ def _padded(x: TensorSpec, at: Matrix, rows_padded: Any) -> tuple[tuple[int, ...
     """Return the shape of the codes of ``x``, and the number of their rows."""
     if rows_padded is None:
         return x.shape, at.rows
-    wanted = specs.least_rows(rows_padded, "rows_padded")
+    wanted = checks.least_rows(rows_padded, "rows_padded")
     if wanted <= at.rows:
         return x.shape, at.rows
     if len(x.shape) != 2:

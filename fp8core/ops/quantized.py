@@ -2,7 +2,7 @@
 
 from typing import Any, Generic, NamedTuple, Self
 
-from fp8core.core import specs
+from fp8core.core import checks
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar
 from fp8core.interop.tensor import new_tuple
@@ -45,7 +45,7 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
     def __new__(cls, data: DataT_co, scale: ArrayT_co, group_shape: tuple[int, int] | None = None) -> Self:
         """Make a pair; data and scale are unchecked until the pair is used."""
         made: Self = new_tuple(cls, (data, scale))
-        made.group_shape = None if group_shape is None else specs.group(group_shape)
+        made.group_shape = None if group_shape is None else checks.group_shape(group_shape)
         return made
 
     def _replace(self, /, **fields: Any) -> Self:

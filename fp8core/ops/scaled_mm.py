@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Unpack, overload
 
-from fp8core.core import specs
+from fp8core.core import checks, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import RESULTS, checked_beta, known_activation, product_of, transposed
@@ -225,8 +225,8 @@ def _describe(
 ) -> Described:
     a, b, scale_a, scale_b, bias, out, out_scale, amax = operands
     chosen = ProductOptions(*options)
-    use_fast_accum = specs.flag(chosen.use_fast_accum, "use_fast_accum")
-    batch_invariant = specs.flag(chosen.batch_invariant, "batch_invariant")
+    use_fast_accum = checks.flag(chosen.use_fast_accum, "use_fast_accum")
+    batch_invariant = checks.flag(chosen.batch_invariant, "batch_invariant")
     a, b, scale_a, scale_b = (specs.required(x, name) for x, name in zip(operands[:4], names, strict=True))
     weight = b if stored else transposed(b)
     product = product_of(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
 
 from fp8core import interop
-from fp8core.core import scale_shapes, specs
+from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec, contiguous_count
@@ -82,7 +82,7 @@ def requantize_with_max_scale(
 
 def _widths(logical_widths: Any) -> tuple[int, ...]:
     try:
-        widths = tuple(specs.extent(width) for width in logical_widths)
+        widths = tuple(checks.as_int(width) for width in logical_widths)
     except TypeError as error:
         raise ShapeError(f"logical_widths needs whole numbers, got {logical_widths!r}") from error
     if any(width < 0 for width in widths) or sum(widths) > MOST_ROWS:
@@ -92,7 +92,7 @@ def _widths(logical_widths: Any) -> tuple[int, ...]:
 
 def _shard_count(scale: TensorSpec, widths: tuple[int, ...]) -> int:
     """Check and return the number of scales: one, or one per shard."""
-    scale_shapes.is_scale(scale)
+    scale_shapes.check_scale_dtype(scale)
     count = contiguous_count(scale)
     if count not in (1, len(widths)):
         raise ScaleError(
@@ -105,12 +105,12 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
     weight, scale, out, _ = operands
     assert weight is not None
     scale = specs.required(scale, "weight_scale")
-    specs.is_fp8(weight)
+    specs.check_fp8(weight)
     at = specs.matrix(weight)
     count = _shard_count(scale, widths)
     if not count:
         raise ScaleError(f"{scale.name} needs at least one scale, the largest of which is the result, got none")
-    specs.same_device(weight, scale, out)
+    specs.check_same_device(weight, scale, out)
     if sum(widths) != at.rows:
         raise ShapeError(f"logical_widths needs to add up to the {at.rows} rows of weight, got {list(widths)}")
     stride = at.cols if out is None else specs.written(out, weight.shape, weight.dtype).stride

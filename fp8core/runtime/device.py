@@ -105,21 +105,21 @@ class _Address:
         return 0, self._pointer
 
 
-def known(stream: int) -> int:
+def driver_stream(stream: int) -> int:
     """Return the number of a stream that the driver accepts: on ROCm, not every release takes 1 for the default one."""
     return 0 if stream == LEGACY and platform() == "hip" else stream
 
 
-def external(pointer: int) -> Any:
+def cupy_stream(pointer: int) -> Any:
     """Return the stream at an address, of any framework, as a stream of CuPy; 0 is the default one."""
-    streams, pointer = cupy().cuda.Stream, known(pointer)
+    streams, pointer = cupy().cuda.Stream, driver_stream(pointer)
     return streams.from_external(_Address(pointer)) if pointer else streams.null
 
 
 @contextmanager
 def allocating(pointer: int, ordinal: int) -> Iterator[None]:
     """Make device ``ordinal`` current, and the stream at ``pointer`` CuPy's current one, which its allocator uses."""
-    with on(ordinal), external(pointer):
+    with on(ordinal), cupy_stream(pointer):
         yield
 
 
@@ -228,14 +228,14 @@ def driver() -> ctypes.CDLL:
     raise DeviceError(f"the driver cannot be loaded: {'; '.join(reasons)}")
 
 
-def bind(ordinal: int) -> None:
+def make_current(ordinal: int) -> None:
     """Make device ``ordinal`` and its context current on the calling thread; a new thread has no context."""
     runtime = cupy().cuda.runtime
     runtime.setDevice(ordinal)
     runtime.free(0)
 
 
-def calling(ordinal: int, function: Callable[..., int]) -> Callable[..., int]:
+def with_current(ordinal: int, function: Callable[..., int]) -> Callable[..., int]:
     """Return ``function``, which returns a status, wrapped to run with device ``ordinal`` current.
 
     With only one device, return the function itself.
@@ -263,7 +263,7 @@ def retry_with_context(status: int, ordinal: int, function: Callable[..., int], 
     if platform() != "cuda" or driver().cuCtxGetCurrent(ctypes.byref(context)) or context.value:
         return status
     with on(ordinal):
-        bind(ordinal)
+        make_current(ordinal)
         return function(*arguments)
 
 
@@ -276,12 +276,12 @@ def check(status: int, call: str, problem: object = "") -> None:
         problem: a description of what it was called for.
     """
     if status:
-        drain()
+        clear_error()
         suffix = f" for {problem}" if problem else ""
         raise BackendError(f"{call} failed with {status_name(status)}{suffix}")
 
 
-def drain() -> None:
+def clear_error() -> None:
     """Clear HIP's sticky error of a failed call, which the thread's next launch, by any library, would report.
 
     Called wherever a status is not 0. CUDA's driver API has no such error.

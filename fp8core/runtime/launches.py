@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fp8core.errors import BackendError
 from fp8core.problem import Platform, Target
-from fp8core.runtime import args, compiler, device, limits, partitions
+from fp8core.runtime import args, compiler, device, limits
 
 ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 """CUlaunchAttribute: its id, and a value of 64 bytes of which at most three 32-bit words are used."""
@@ -27,7 +27,24 @@ ALIGNMENT: Final = 64
 ADDRESS: Final = ctypes.c_void_p.from_param
 """Converts an address, once, to an object that `ctypes` passes as it is."""
 
+NOT_CALLED: Final = -1
+"""Used instead of a status: the driver was not called, as the launch breaks a rule that is known here."""
+NOT_CAPTURED: Final = -2
+"""Used instead of a status: a cooperative launch on a captured stream, which not every ROCm release can record."""
+TOO_LARGE: Final = (720, 912, NOT_CAPTURED)
+"""The statuses after which another kernel replaces a cooperative grid or a cluster, as not all blocks fit at once:
+CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (hipErrorCooperativeLaunchTooLarge), CUDA_ERROR_INVALID_CLUSTER_SIZE and
+`NOT_CAPTURED`."""
+
 Grid = tuple[int, int, int]
+
+
+class LaunchError(BackendError):
+    """A launch that the driver refused; nothing ran."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @cache
@@ -96,7 +113,7 @@ class Bound:
         struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
         self.image, self.function = bytes(image), launcher.function.address
         self._launcher = launcher
-        self._launch = device.calling(launcher.target.device, self._function())
+        self._launch = device.with_current(launcher.target.device, self._function())
         self._pool: list[Frame] = []
 
     def _function(self) -> Callable[..., int]:
@@ -130,10 +147,10 @@ class Bound:
             raise self._refused(GRID.unpack_from(frame.configuration), device.status_name(status), status)
         self._pool.append(frame)
 
-    def _refused(self, grid: tuple[int, ...], reason: str, status: int) -> partitions.LaunchError:
+    def _refused(self, grid: tuple[int, ...], reason: str, status: int) -> LaunchError:
         """Return the error of a launch that was not made."""
         message = f"launching {self._launcher.entry} with grid {grid} on {self._launcher.target}: {reason}"
-        return partitions.LaunchError(message, status)
+        return LaunchError(message, status)
 
 
 class HipBound(Bound):
@@ -166,12 +183,13 @@ class HipBound(Bound):
         stream, grid = configuration[STREAM], self._grid or GRID.unpack_from(configuration)
         if any(count * threads > limits.HIP_THREADS for count, threads in zip(grid, self._block, strict=False)):
             reason = f"HIP needs at most {limits.HIP_THREADS} threads along each axis, got blocks of {self._block[:3]}"
-            raise self._refused(grid, reason, partitions.NOT_ASKED)
+            raise self._refused(grid, reason, NOT_CALLED)
         if self._cooperative and device.capturing(stream):
-            raise self._refused(grid, "HIP needs a stream that is not captured for it", partitions.NOT_CAPTURED)
-        status = self._drivers(kernel, *grid, *self._block, ADDRESS(device.known(stream)), parameters, *self._after)
+            raise self._refused(grid, "HIP needs a stream that is not captured for it", NOT_CAPTURED)
+        where = ADDRESS(device.driver_stream(stream))
+        status = self._drivers(kernel, *grid, *self._block, where, parameters, *self._after)
         if status:
-            device.drain()
+            device.clear_error()
         return status
 
 

@@ -3,30 +3,13 @@
 import ctypes
 from typing import Final
 
-from fp8core.errors import BackendError
 from fp8core.runtime import device
 
-NOT_ASKED: Final = -1
-"""Used instead of a status: the driver was not called, as the launch breaks a rule that is known here."""
-NOT_CAPTURED: Final = -2
-"""Used instead of a status: a cooperative launch on a captured stream, which not every ROCm release can record."""
-TOO_LARGE: Final = (720, 912, NOT_CAPTURED)
-"""The statuses after which another kernel replaces a cooperative grid or a cluster, as not all blocks fit at once:
-CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (hipErrorCooperativeLaunchTooLarge), CUDA_ERROR_INVALID_CLUSTER_SIZE and
-`NOT_CAPTURED`."""
 _SM_RESOURCE: Final = 1
 """CU_DEV_RESOURCE_TYPE_SM."""
 _RESOURCE_BYTES: Final = 256
 """At least the size of a CUdevResource in any release (144); its number of multiprocessors is at offset `_SM_COUNT`."""
 _SM_COUNT: Final = 96
-
-
-class LaunchError(BackendError):
-    """A launch that the driver refused; nothing ran."""
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 def multiprocessors(stream: int) -> int | None:

@@ -194,7 +194,7 @@ class _Keeper:
         if ordinal is not None and ordinal != self._ordinal:
             if self._ordinal is None:
                 capture.exchange(capture.RELAXED)
-            device.bind(ordinal)
+            device.make_current(ordinal)
             self._ordinal = ordinal
 
 

@@ -22,8 +22,8 @@ def join(waiting: int, awaited: int, ordinal: int) -> None:
         return
     with device.on(ordinal):
         event = device.cupy().cuda.Event(disable_timing=True)
-        event.record(device.external(awaited))
-        device.external(waiting).wait_event(event)
+        event.record(device.cupy_stream(awaited))
+        device.cupy_stream(waiting).wait_event(event)
 
 
 def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
@@ -32,7 +32,7 @@ def event_query(pointer: int, ordinal: int) -> Callable[[], bool] | None:
         return None
     with device.on(ordinal):
         event = device.cupy().cuda.Event(disable_timing=True)
-        event.record(device.external(pointer))
+        event.record(device.cupy_stream(pointer))
 
     def answer() -> bool:
         return bool(event.done)
@@ -45,9 +45,9 @@ def fill_float32(pointer: int, value: float, stream: int, ordinal: int) -> None:
     bits = ctypes.c_uint32.from_buffer(ctypes.c_float(value)).value
     name = "cuMemsetD32Async" if device.platform() == "cuda" else "hipMemsetD32Async"
     function = getattr(device.driver(), name)
-    where = ctypes.c_void_p(device.known(stream))
+    where = ctypes.c_void_p(device.driver_stream(stream))
     arguments = (ctypes.c_uint64(pointer), ctypes.c_uint32(bits), ctypes.c_size_t(1), where)
-    status = device.calling(ordinal, function)(*arguments)
+    status = device.with_current(ordinal, function)(*arguments)
     if status:
         status = device.retry_with_context(status, ordinal, function, *arguments)
     device.check(status, name, f"one number at {pointer:#x} on stream {stream:#x}")
@@ -58,7 +58,7 @@ def read_int32(pointer: int, target: Target, stream: int) -> int:
     value = ctypes.c_int32()
     if target.platform == "host":
         return ctypes.c_int32.from_address(pointer).value
-    runtime, stream = device.cupy().cuda.runtime, device.known(stream)
+    runtime, stream = device.cupy().cuda.runtime, device.driver_stream(stream)
     with device.on(target.device):
         runtime.memcpyAsync(ctypes.addressof(value), pointer, ctypes.sizeof(value), runtime.memcpyDeviceToHost, stream)
         runtime.streamSynchronize(stream)

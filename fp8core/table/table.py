@@ -78,10 +78,11 @@ class Table(Generic[P]):
                     self.before = None
         if problem in self._expected:
             with self._lock.held:  # other threads must find the problem in one of the two dictionaries
-                self._meet(problem)
+                self._look_up_expected(problem)
         return self._tuned.get(problem)
 
-    def _meet(self, problem: P) -> None:
+    def _look_up_expected(self, problem: P) -> None:
+        """Replace the names that `expect` was given for ``problem`` by the candidate that has them here; else warn."""
         expected = self._expected.get(problem)
         if expected is None:
             return

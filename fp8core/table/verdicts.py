@@ -38,10 +38,10 @@ class Explanation(NamedTuple):
 
     Examples:
         >>> import numpy as np, fp8core
-        >>> told = fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32))
-        >>> told.chosen, told.short
+        >>> explanation = fp8core.explain(fp8core.quantize, np.ones((2, 32), np.float32))
+        >>> explanation.chosen, explanation.short
         ('host', 'Quantize: host')
-        >>> print(told)  # doctest: +ELLIPSIS
+        >>> print(explanation)  # doctest: +ELLIPSIS
         Quantize(target=host, x=float32, ...
           host               chosen
           rowwise            unable: ...
@@ -92,8 +92,8 @@ def verdict(kernel: Kernel, problem: Any, chosen: Choice | None, tuned: bool, fi
     word, shown = ("estimated", us) if us is not None else ("roughly", kernel.rough(problem))
     estimate = "" if shown is None else f"{word} {shown:.1f} us"
     if chosen is not None and kernel.name == chosen.kernel:
-        said = f"tuned, algorithm {chosen.algorithm}" if tuned else estimate
-        return Verdict(kernel.name, "chosen", _joined(said, kernel.note))
+        reason = f"tuned, algorithm {chosen.algorithm}" if tuned else estimate
+        return Verdict(kernel.name, "chosen", _joined(reason, kernel.note))
     reservation = kernel.reservation(problem)
     if reservation is not None:
         return Verdict(kernel.name, "not preferred", _joined(estimate, reservation))

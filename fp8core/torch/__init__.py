@@ -16,9 +16,9 @@ Examples:
     torch.Size([1, 8])
 """
 
-from fp8core.interop.oldest import require
+from fp8core.interop.versions import require_version
 
-require("torch")
+require_version("torch")
 
 from fp8core.torch.calibration import calibrate
 from fp8core.torch.compiling import compile_options

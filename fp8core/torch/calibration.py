@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fp8core.core.specs import one_of
+from fp8core.core.checks import is_one_of
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar
 from fp8core.ops.linear import input_format
@@ -109,7 +109,7 @@ def calibrate(
         >>> fp8core.torch.calibrate(model, [torch.tensor([[1.0, -448.0, 0.0, 2.0]])])
         {'0': 1.0}
     """
-    if not one_of(method, ("max", "percentile")):
+    if not is_one_of(method, ("max", "percentile")):
         raise ScaleError(f"method needs one of max, percentile, got {method!r}")
     percent = scalar(percentile)
     if percent is None or not 0 < percent <= 100:

@@ -38,13 +38,13 @@ def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
 
     if model is not None:
         join_(model)
-    options: dict[str, Any] = {"post_grad_custom_post_pass": _together_pass(model is not None)}
+    options: dict[str, Any] = {"post_grad_custom_post_pass": _graph_pass(model is not None)}
     if hasattr(config.triton, PDL.partition(".")[2]):
         options[PDL] = True
     return options
 
 
-def together(graph: torch.fx.Graph) -> list[list[Any]]:
+def group_by_input(graph: torch.fx.Graph) -> list[list[Any]]:
     """Move layers that take the same input next to each other, so that all but the first prefetch their weights.
 
     Otherwise norms and rotary embeddings, for example, stand between q, k and v of an attention. No layer is moved past
@@ -54,29 +54,29 @@ def together(graph: torch.fx.Graph) -> list[list[Any]]:
         Groups of two or more layers with the same input.
     """
     places = {node: at for at, node in enumerate(graph.nodes)}
-    met: dict[Any, list[Any]] = {}
+    by_input: dict[Any, list[Any]] = {}  # the groups that later layers can still be moved to
     groups = []
     for node in list(graph.nodes):
         if _writes(node):
-            met.clear()
+            by_input.clear()
         elif node.target is LINEAR:
-            group = met.get(node.args[0])
+            group = by_input.get(node.args[0])
             if group is not None and all(places[one] < places[group[0]] for one in node.all_input_nodes):
                 group[-1].append(node)
                 group.append(node)
             else:
-                met[node.args[0]] = [node]
-                groups.append(met[node.args[0]])
+                by_input[node.args[0]] = [node]
+                groups.append(by_input[node.args[0]])
     return [group for group in groups if len(group) > 1]
 
 
-def joined(graph: torch.fx.Graph) -> None:
+def join_by_input(graph: torch.fx.Graph) -> None:
     """Replace layers that take the same input, and differ in their weights only, by one product.
 
     Layers are joined in the order of the graph's weight placeholders, which is usually the order of the model's layers.
     """
     inputs = {node: at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
-    for group in together(graph):
+    for group in group_by_input(graph):
         alike: dict[Any, list[Any]] = {}
         for node in sorted(group, key=lambda node: inputs.get(node.args[1], 0)):
             weight, scale = node.args[1].meta["val"], node.args[2].meta["val"]
@@ -114,17 +114,17 @@ def _writes(node: Any) -> bool:
 
 
 @cache
-def _together_pass(join: bool) -> Any:
-    """Return `joined` or `together` as a pass of inductor, with the uuid that inductor's cache of graphs needs."""
+def _graph_pass(join: bool) -> Any:
+    """Return `join_by_input` or `group_by_input` as a pass of inductor, with the uuid that inductor's cache needs."""
     from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-    class Together(CustomGraphPass):
+    class GraphPass(CustomGraphPass):
         """Joins layers that take the same input into one product, or moves them behind each other."""
 
         def __call__(self, graph: torch.fx.Graph) -> None:
-            (joined if join else together)(graph)
+            (join_by_input if join else group_by_input)(graph)
 
         def uuid(self) -> Any:
             return get_hash_for_files((__file__, joining.__file__), str(join))
 
-    return Together()
+    return GraphPass()

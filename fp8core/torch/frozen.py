@@ -13,8 +13,8 @@ from fp8core.errors import DTypeError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import dtype_name
 from fp8core.problem import FORMATS
+from fp8core.torch.adjacent import ADJACENT, with_own_storage
 from fp8core.torch.aligned import align_rows_
-from fp8core.torch.joints import JOINTS, alone
 
 SCALES: Final = "weight_scale", "input_scale"
 KEPT: Final = {"weight": tuple(FORMATS), **dict.fromkeys(SCALES, ("float32",))}
@@ -51,7 +51,7 @@ class FrozenLinear(nn.Linear):
                 own = dtype_name(x.dtype)
                 if own not in dtypes:
                     raise DTypeError(f"{name} needs {' or '.join(dtypes)}, got {own}: something has cast the parameter")
-                JOINTS.forget(x)
+                ADJACENT.forget(x)
                 kept.append(x)
 
         def moved(x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ class FrozenLinear(nn.Linear):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         for key in [f"{prefix}{name}" for name in KEPT]:
             if not keep_vars and key in destination:
-                destination[key] = alone(destination[key])
+                destination[key] = with_own_storage(destination[key])
 
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]

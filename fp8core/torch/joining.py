@@ -12,15 +12,15 @@ from torch import Tensor, nn
 
 from fp8core.core.specs import ALIGNMENT
 from fp8core.problem import BLOCK_128, ITEMSIZE
-from fp8core.torch.forms import ENTRIES
-from fp8core.torch.joints import JOINTS, follow
+from fp8core.torch.adjacent import ADJACENT, are_adjacent
 from fp8core.torch.linear import Linear
 from fp8core.torch.operators import LIBRARY, OVERLOADS, TAGS
+from fp8core.torch.schemas import OPERATORS
 
 T = TypeVar("T")
 LINEAR: Final = OVERLOADS["linear", ""]
-_ENTRY: Final = next(entry for entry in ENTRIES if entry.name == "linear")
-ARRAYS: Final = len(_ENTRY.forms[0].passed)
+_LINEAR: Final = next(operator for operator in OPERATORS if operator.name == "linear")
+ARRAYS: Final = len(_LINEAR.overloads[0].passed)
 """The number of tensor arguments of the linear operator; the first three are x, weight and weight_scale."""
 MOST: Final = 4
 """The most layers of one product: a module may hold many that never share an input, and joining copies a whole run."""
@@ -46,7 +46,7 @@ def join_(model: nn.Module) -> tuple[tuple[str, ...], ...]:
     for parent in model.modules():
         own = [layer for layer in parent.children() if isinstance(layer, Linear) and _held_once(layer, holders)]
         for layers in _groups(own):
-            apart = not follow([x.weight for x in layers]) or not follow([x.weight_scale for x in layers])
+            apart = not are_adjacent([x.weight for x in layers]) or not are_adjacent([x.weight_scale for x in layers])
             if apart:
                 _join(layers)
             joined.append(tuple(names[id(layer)] for layer in layers))
@@ -110,7 +110,7 @@ def _join(layers: Sequence[Linear]) -> None:
 
 
 def _run(x: Tensor, weights: Sequence[Tensor], scales: Sequence[Tensor], *options: Any) -> Tensor:
-    weight, scale = JOINTS.of(weights), JOINTS.of(scales)
+    weight, scale = ADJACENT.as_one(weights), ADJACENT.as_one(scales)
     if weight is None or scale is None:
         return torch.cat([LINEAR(x, *pair, *_NONE, *options) for pair in zip(weights, scales, strict=True)], -1)
     made: Tensor = LINEAR(x, weight, scale, *_NONE, *options)
@@ -126,7 +126,7 @@ def _fake(x: Tensor, weights: Sequence[Tensor], scales: Sequence[Tensor], *optio
 
 
 def _define() -> Any:
-    options = ", ".join(option.schema for option in _ENTRY.options if option is not None)
+    options = ", ".join(option.schema for option in _LINEAR.options if option is not None)
     LIBRARY.define(f"linear_joined(Tensor x, Tensor[] weights, Tensor[] weight_scales, {options}) -> Tensor", tags=TAGS)
     for key in ("CPU", "CUDA"):
         LIBRARY.impl("linear_joined", _run, key)

@@ -1,33 +1,24 @@
 """`Linear`: ``torch.nn.Linear`` with a frozen FP8 weight."""
 
-from functools import partial
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
-from torch import Tensor, is_grad_enabled, nn
-from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch import Tensor, nn
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of, static_scale
-from fp8core.core.specs import count, flag
-from fp8core.errors import DTypeError, LayoutError, ScaleError
+from fp8core.core import checks
+from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name
-from fp8core.ops import Fp8Linear, Quantized, dequantize, linear
+from fp8core.ops import dequantize
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
-from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
-from fp8core.torch.aligned import empty_codes, is_read_by_rows, refuse_gaps_in_exports
-from fp8core.torch.frozen import FrozenLinear, Prepared, without_values
-from fp8core.torch.gradients import BothModes, StraightThrough
-from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes, refuse_proxies
-
-INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
-"""By the weight's group shape: the group shape of dynamically quantized inputs."""
-OPTIONS: Final = "scheme", "use_fast_accum", "batch_invariant"
-"""The attributes, beside the parameters, that a prepared call depends on."""
+from fp8core.problem import BLOCK_128, FORMATS
+from fp8core.torch.aligned import empty_codes
+from fp8core.torch.forward import ForwardLinear
+from fp8core.torch.frozen import Prepared, without_values
 
 
-class Linear(FrozenLinear):
+class Linear(ForwardLinear):
     """``torch.nn.Linear`` with a frozen FP8 weight. It quantizes its inputs; results have the dtype of the input.
 
     Inside torch.autocast it casts inputs first, as ``torch.nn.Linear`` does, and results have autocast's dtype.
@@ -92,12 +83,12 @@ class Linear(FrozenLinear):
             raise ScaleError(
                 "static needs the scheme channel or tensor, as block needs scales of inputs by groups, got block"
             )
-        self.in_features = count(in_features, "in_features")
-        self.out_features = count(out_features, "out_features")
+        self.in_features = checks.extent(in_features, "in_features")
+        self.out_features = checks.extent(out_features, "out_features")
         self.scheme = scheme
         self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
-        self.use_fast_accum = flag(use_fast_accum, "use_fast_accum")
-        self.batch_invariant = flag(batch_invariant, "batch_invariant")
+        self.use_fast_accum = checks.flag(use_fast_accum, "use_fast_accum")
+        self.batch_invariant = checks.flag(batch_invariant, "batch_invariant")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
 
         def add(name: str, shape: tuple[int, ...], dtype: torch.dtype | None, wanted: bool = True) -> None:
@@ -178,19 +169,9 @@ class Linear(FrozenLinear):
         return made
 
     @property
-    def weight_group_shape(self) -> GroupShape:
-        """The groups of the weight's scales."""
-        return SCHEMES[self.scheme].group_shape
-
-    @property
     def scale_shape(self) -> tuple[int, ...]:
         """The shape of the weight's scales."""
         return SCHEMES[self.scheme].scale_shape((self.out_features, self.in_features))
-
-    @property
-    def group_shape(self) -> GroupShape:
-        """The groups of inputs' scales."""
-        return INPUTS[self.weight_group_shape] if self.input_scale is None else PER_TENSOR
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """Return the dequantized weight ``[n, k]``."""
@@ -206,112 +187,7 @@ class Linear(FrozenLinear):
                 if parameter is not None:
                     parameter.fill_(value)
 
-    def forward(self, input: Any) -> Tensor:  # noqa: A002 - as nn.Linear calls it
-        """Return ``input @ weight.T + bias``, ``[..., n]``.
-
-        An input whose rows are not contiguous and evenly spaced, such as a transposed one, is copied first, as in
-        nn.Linear. Inside torch.autocast the input is cast to autocast's dtype first, as in nn.Linear.
-
-        Args:
-            input: ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
-        """
-        if any_autocast():
-            input = as_autocast(input)  # noqa: A001
-        forward_mode = forward_ad._current_level >= 0
-        if (forward_mode or is_grad_enabled()) and isinstance(input, Tensor | Quantized):
-            if forward_mode and is_compiling():
-                raise LayoutError(
-                    "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
-                )
-            try:
-                bias = self._parameters["bias"]
-            except KeyError:
-                bias = self.bias
-            of_input = isinstance(input, Tensor) and input.requires_grad
-            trained = is_grad_enabled() and (of_input or (bias is not None and bias.requires_grad))
-            if trained or forward_mode:
-                function = BothModes if forward_mode else StraightThrough
-                made: Tensor = function.apply(input, bias, self)  # type: ignore[no-untyped-call]
-                return made
-        return self._product(input)
-
-    def _product(self, x: Any) -> Tensor:
-        """Return the result of `forward`, without gradients."""
-        if is_compiling():
-            return self._traced(x)
-        own, kept = self._parameters, self._prepared
-        try:
-            if (
-                kept is None
-                or kept[0] is not own["weight"]
-                or kept[1] is not own["weight_scale"]
-                or kept[2] is not own["bias"]
-                or kept[3] is not own["input_scale"]
-            ):
-                kept = self._prepare()
-        except KeyError:  # torch.nn.utils has a parametrization, or prunes, in the place of a parameter
-            return self._traced(x)
-        try:
-            result: Tensor = kept[4](x)
-        except LayoutError:
-            if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_contiguous():
-                raise
-            result = self._product(x.contiguous())
-        except DTypeError:
-            refuse_proxies(x)
-            bias = own["bias"]
-            if bias_of_autocast(bias, x) is bias:
-                raise
-            result = self._traced(x)
-        except ScaleError:
-            refuse_codes(x)
-            raise
-        return result
-
-    def _traced(self, x: Any) -> Tensor:
-        refuse_codes(x)
-        refuse_gaps_in_exports(self.weight)
-        if isinstance(x, Tensor) and x.dim() and not is_read_by_rows(x.shape, x.stride()):
-            x = x.contiguous()
-        made: Tensor = linear(
-            x,
-            Quantized(self.weight, self.weight_scale, self.weight_group_shape),
-            bias=bias_of_autocast(self.bias, x),
-            input_scale=None if isinstance(x, Quantized) else self.input_scale,
-            group_shape=self.group_shape,
-            use_fast_accum=self.use_fast_accum,
-            batch_invariant=self.batch_invariant,
-        )
-        return made
-
-    def _prepare(self) -> "Prepared":
-        """Make an `Fp8Linear` of the current parameters, and keep the call of it."""
-        own = self._parameters
-        weight, scale, bias, input_scale = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
-        layer = Fp8Linear(
-            Quantized(weight, scale, self.weight_group_shape),
-            bias=bias,
-            input_scale=input_scale,
-            group_shape=self.group_shape,
-            use_fast_accum=self.use_fast_accum,
-            batch_invariant=self.batch_invariant,
-        )
-        # With an input scale, `Fp8Linear` would accept FP8 inputs, which a layer of a model has to refuse.
-        call = layer.__call__ if input_scale is None else partial(_of_values, layer)
-        self._prepared = weight, scale, bias, input_scale, call
-        return self._prepared
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in OPTIONS:
-            self.__dict__["_prepared"] = None  # it depends on the old value
-        super().__setattr__(name, value)
-
     def extra_repr(self) -> str:
         """Return the text between the parentheses of `repr`."""
         static = ", static" if self.input_scale is not None else ""
         return f"{super().extra_repr()}, scheme={self.scheme}, weight={dtype_name(self.weight.dtype)}{static}"
-
-
-def _of_values(layer: Fp8Linear, x: Any) -> Any:
-    refuse_codes(x)
-    return layer(x)

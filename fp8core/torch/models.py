@@ -8,7 +8,7 @@ from torch import nn
 
 from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
-from fp8core.core.specs import counts
+from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.layers import has_hooks, layers_of, replace, sorted_layers
@@ -201,7 +201,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         >>> report = fp8core.torch.quantize_model_(model)
         >>> fp8core.torch.warm_up(model, rows=[1, 16])
     """
-    sizes = counts(rows, "rows")
+    sizes = checks.extents(rows, "rows")
     with torch.no_grad():
         for name, layer in model.named_modules():
             if isinstance(layer, Linear):

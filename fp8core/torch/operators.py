@@ -17,8 +17,8 @@ from fp8core.interop.tensor import refused_dtype
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
-from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.histories import HISTORIES
+from fp8core.torch.schemas import OPERATORS, Operator, Overload
 from fp8core.torch.unbacked import extents, known
 
 LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no-untyped-call]
@@ -51,13 +51,13 @@ def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:
     return like.new_empty_strided(shape, [known(stride) for stride in array.strides], dtype=dtype)
 
 
-def _declared(form: Form) -> Callable[[Any], Any]:
+def _declared(overload: Overload) -> Callable[[Any], Any]:
     """Return a function that picks the results that the schema declares: none, one, or a tuple."""
-    return itemgetter(*form.new) if form.new else lambda _: None
+    return itemgetter(*overload.new) if overload.new else lambda _: None
 
 
-def _real(entry: Entry, form: Form) -> Callable[..., Any]:
-    operation, unpack, declared = entry.operation, entry.unpacker(form), _declared(form)
+def _real(operator: Operator, overload: Overload) -> Callable[..., Any]:
+    operation, unpack, declared = operator.operation, operator.unpacker(overload), _declared(overload)
 
     def run(*arguments: Any) -> Any:
         return declared(operation(*unpack(*arguments))[0])
@@ -69,31 +69,35 @@ def _real(entry: Entry, form: Form) -> Callable[..., Any]:
     return run_layer if operation is LINEAR_CALLS else run
 
 
-def _fake(entry: Entry, form: Form) -> Callable[..., Any]:
-    operation, unpack, declared = entry.operation, entry.unpacker(form), _declared(form)
+def _fake(operator: Operator, overload: Overload) -> Callable[..., Any]:
+    operation, unpack, declared = operator.operation, operator.unpacker(overload), _declared(overload)
 
     def stand_in(*arguments: Any) -> Any:
         operands, options = unpack(*arguments)
         specs = [_spec(x, name) for x, name in zip(operands, operation.operands, strict=True)]
         results = operation.describe(specs, options).results
-        return declared({at: _new(results[at], operands[0]) for at in form.new})
+        return declared({at: _new(results[at], operands[0]) for at in overload.new})
 
     return stand_in
 
 
-def _define(entry: Entry, form: Form) -> Callable[..., Any]:
+def _define(operator: Operator, overload: Overload) -> Callable[..., Any]:
     """Define an overload, and return it."""
-    name = f"{entry.name}.{form.overload}" if form.overload else entry.name
-    LIBRARY.define(name + entry.schema(form), tags=TAGS)
+    name = f"{operator.name}.{overload.name}" if overload.name else operator.name
+    LIBRARY.define(name + operator.schema(overload), tags=TAGS)
     for key in ("CPU", "CUDA"):  # torch on ROCm says CUDA, too
-        LIBRARY.impl(name, _real(entry, form), key)
+        LIBRARY.impl(name, _real(operator, overload), key)
     # Results never require grad, like those of eager calls. Without this kernel they would, and backward would fail.
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
-    torch.library.register_fake(f"fp8core::{name}", _fake(entry, form), lib=LIBRARY)
-    packet = getattr(torch.ops.fp8core, entry.name)
-    overload: Callable[..., Any] = getattr(packet, form.overload or "default")
-    return overload
+    torch.library.register_fake(f"fp8core::{name}", _fake(operator, overload), lib=LIBRARY)
+    packet = getattr(torch.ops.fp8core, operator.name)
+    made: Callable[..., Any] = getattr(packet, overload.name or "default")
+    return made
 
 
-OVERLOADS: Final = {(entry.name, form.overload): _define(entry, form) for entry in ENTRIES for form in entry.forms}
+OVERLOADS: Final = {
+    (operator.name, overload.name): _define(operator, overload)
+    for operator in OPERATORS
+    for overload in operator.overloads
+}
 """The overloads by operation name and overload name."""

@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 
 from fp8core import interop, ops
+from fp8core.core import checks
 from fp8core.core.operation import Interned, Operation, float32_number
 from fp8core.core.scale_shapes import is_one_number
-from fp8core.core.specs import group
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.eager import skip_frames, stand_in, traceable
 from fp8core.ops import all_close
@@ -20,8 +20,8 @@ from fp8core.ops.layer_checks import State
 from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
-from fp8core.torch.forms import ENTRIES, Entry, Form
 from fp8core.torch.operators import OVERLOADS, declared
+from fp8core.torch.schemas import OPERATORS, Operator, Overload
 from fp8core.w8a8 import calls
 
 FUNCTIONS: Final = (
@@ -53,25 +53,25 @@ OTHERS: Final = {
 """Further operations, by the operator that they share: they differ in the names of their operands only."""
 
 
-def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
+def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
     """Return the stand-in for calls of an operation: it calls the overload that takes the operands given."""
-    operation = entry.operation
-    passed = [set(form.passed) for form in entry.forms]
+    operation = operator.operation
+    passed = [set(overload.passed) for overload in operator.overloads]
     deciding = sorted(frozenset[int]().union(*passed) - passed[0].intersection(*passed))
-    given_at = entry.options.index(None) if None in entry.options else None
-    forms = {
-        (*(at in form.passed for at in deciding), form.given, bool(form.copied)): (
-            form,
-            OVERLOADS[entry.name, form.overload],
+    given_at = operator.options.index(None) if None in operator.options else None
+    known = {
+        (*(at in overload.passed for at in deciding), overload.given, bool(overload.copied)): (
+            overload,
+            OVERLOADS[operator.name, overload.name],
         )
-        for form in entry.forms
+        for overload in operator.overloads
     }
-    same = {pair for form in entry.forms for pair in form.copied}
+    same = {pair for overload in operator.overloads for pair in overload.copied}
 
     def call(operands: tuple[Any, ...], options: Any, stream: object) -> tuple[Sequence[Any], Any]:
         if stream is not None:
             raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
-        refusal = _refused_derivative(entry.arguments[0])
+        refusal = _refused_derivative(operator.arguments[0])
         if refusal is not None:
             raise LayoutError(refusal)
         if type(options) is Interned:
@@ -84,9 +84,9 @@ def _stand_in(entry: Entry) -> Callable[[tuple[Any, ...], Any, object], tuple[Se
             if arrays[result] is arrays[source]:
                 arrays[result], in_place = None, True
         given = given_at is not None and options[given_at]
-        form, overload = forms[(*[arrays[at] is not None for at in deciding], given, in_place)]
-        made = overload(*entry.pack(form, arrays, options))
-        return _with_results(form, arrays, made), _note(entry, form, arrays, options)
+        overload, run = known[(*[arrays[at] is not None for at in deciding], given, in_place)]
+        made = run(*operator.pack(overload, arrays, options))
+        return _with_results(overload, arrays, made), _note(operator, overload, arrays, options)
 
     return call
 
@@ -113,22 +113,24 @@ def _array(x: Any, first: torch.Tensor, name: str) -> Any:
     return x if number is None else torch.full((1,), number, dtype=torch.float32, device=first.device)
 
 
-def _with_results(form: Form, arrays: list[Any], made: Any) -> list[Any]:
+def _with_results(overload: Overload, arrays: list[Any], made: Any) -> list[Any]:
     """Return the operands, with the results of an overload in their positions."""
-    for result, source in form.copied:
+    for result, source in overload.copied:
         arrays[result] = arrays[source]
-    for at, array in zip(form.new, (made,) if len(form.new) == 1 else made or (), strict=True):
+    for at, array in zip(overload.new, (made,) if len(overload.new) == 1 else made or (), strict=True):
         arrays[at] = array
     return arrays
 
 
-def _note(entry: Entry, form: Form, arrays: list[Any], options: Any) -> Any:
+def _note(operator: Operator, overload: Overload, arrays: list[Any], options: Any) -> Any:
     """Return a call's note. For a quantization it is the group shape; a given scale of one number is per tensor."""
-    if entry.counts:
+    if operator.counts:
         return arrays[0].shape[0]
-    if entry.scale is None:
+    if operator.scale is None:
         return None
-    return PER_TENSOR if form.given and is_one_number(arrays[entry.scale].shape) else group(options[1])
+    if overload.given and is_one_number(arrays[operator.scale].shape):
+        return PER_TENSOR
+    return checks.group_shape(options[1])
 
 
 def _traced_call(
@@ -179,9 +181,9 @@ def _read_without_dynamo(flag: Any) -> bool | None:
 
 def install() -> None:
     """Make the public functions traceable by torch."""
-    for entry in ENTRIES:
-        for operation in (entry.operation, *OTHERS.get(entry.name, ())):
-            operation.traced = _stand_in(entry)
+    for operator in OPERATORS:
+        for operation in (operator.operation, *OTHERS.get(operator.name, ())):
+            operation.traced = _stand_in(operator)
     Operation.stand_ins["torch"] = _without_dynamo
     all_close.READING["torch"] = _read_without_dynamo
     for function in FUNCTIONS:

@@ -8,9 +8,9 @@ Examples:
     'channel'
 """
 
-from fp8core.interop.oldest import require
+from fp8core.interop.versions import require_version
 
-require("transformers")
+require_version("transformers")
 
 from fp8core.transformers.config import Fp8CoreConfig
 from fp8core.transformers.converting import convert_, split_experts_

@@ -127,7 +127,7 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         split += [f"{name}.{at}.{part}" for at in range(len(experts)) for part in (*layout.first, layout.down)]
         unstacked.update(layout.patterns)
         _replace(model, name, module, experts)
-    _keep_apart(model, unstacked)
+    _keep_unstacked(model, unstacked)
     return tuple(split)
 
 
@@ -243,10 +243,10 @@ def _take_over(model: Any, unstacked: set[str]) -> None:
         model.hf_quantizer = Fp8CoreQuantizer(config, pre_quantized=True)
         model.config.quantization_config = config
         model.quantization_method = METHOD
-    _keep_apart(model, unstacked, (OF_TRANSFORMERS,))
+    _keep_unstacked(model, unstacked, (OF_TRANSFORMERS,))
 
 
-def _keep_apart(model: Any, unstacked: set[str], without: tuple[str, ...] = ()) -> None:
+def _keep_unstacked(model: Any, unstacked: set[str], without: tuple[str, ...] = ()) -> None:
     """Remove the conversions on saving that would restack experts, and those with steps of packages ``without``."""
     conversions = getattr(model, "_weight_conversions", None)
     if conversions is not None:

@@ -17,11 +17,11 @@ from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
-from fp8core.transformers.apart import put_apart
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
 from fp8core.transformers.stored import as_stored, carry, complete, initialized, waiting
+from fp8core.transformers.unstacking import unstack_experts
 
 SIZES: Final = "tp_size", "ep_size", "pp_size", "fsdp_size", "dp_replicate_size"
 """Fields of transformers' distributed_config: the numbers of processes that share the layers of a model."""
@@ -94,7 +94,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         if other is not None:
             raise CheckpointError(f"{files[0].parent} needs only FP8 weights, got {other[0]}, which is of {other[1]}")
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
-        put_apart(model, checkpoint.all_tensors)
+        unstack_experts(model, checkpoint.all_tensors)
         names = self._names(model, checkpoint.all_tensors, set(weights))
         modules = dict(model.named_modules())
         for key, layer in weights.items():
@@ -121,7 +121,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         config, excluded = self.quantization_config, list(self.quantization_config.exclude or ())
         scheme: Any = config.scheme
         present = open_files(files).all_tensors
-        put_apart(model, present)
+        unstack_experts(model, present)
         names: Names | None = None
         while True:
             plan = plan_checkpoint(

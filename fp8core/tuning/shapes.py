@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from fp8core import timing
+from fp8core.core.checks import is_one_of, whole_numbers
 from fp8core.core.explaining import ArraySpec
-from fp8core.core.specs import one_of, whole_numbers
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
@@ -17,7 +17,8 @@ from fp8core.tuning.measuring import Stopwatch, product_of, refuse_captures, tim
 from fp8core.tuning.values import Tuning
 
 Scheme = Literal["channel", "tensor", "block"]
-Told = Callable[[Tuning, int, int], object]
+Progress = Callable[[Tuning, int, int], object]
+"""Called with a tuning, the number of products that are tuned, and the number of all."""
 SCHEMES: Final[dict[str, tuple[GroupShape, GroupShape]]] = {
     "channel": (PER_TOKEN, PER_TOKEN),
     "tensor": (PER_TENSOR, PER_TENSOR),
@@ -33,7 +34,7 @@ def tune_shapes(
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16",
     bias: bool = False,
     device: int | str | Target | None = None,
-    progress: Told | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tuning, ...]:
     """Tune the products of linear layers by their shapes: `tune` without arrays.
 
@@ -87,7 +88,7 @@ def layer_product(
     extents = whole_numbers(shape)
     if extents is None or len(extents) != 3 or min(extents) < 1:
         raise _no_triples(shape)
-    if not one_of(scheme, SCHEMES):
+    if not is_one_of(scheme, SCHEMES):
         raise ScaleError(f"scheme needs one of {', '.join(SCHEMES)}, got {scheme!r}")
     m, n, k = extents
     target = target_of(device, "device")
@@ -103,7 +104,9 @@ def _no_triples(got: object) -> ShapeError:
     return ShapeError(f"shapes needs triples (m, n, k) of numbers from 1, got {got!r}")
 
 
-def tuned(products: Iterable[ScaledMm], progress: Told | None, times: Stopwatch | None = None) -> tuple[Tuning, ...]:
+def tuned(
+    products: Iterable[ScaledMm], progress: Progress | None, times: Stopwatch | None = None
+) -> tuple[Tuning, ...]:
     """Time the candidates of each product, and apply the fastest."""
     wanted = list(dict.fromkeys(products))
     refuse_captures()

@@ -33,7 +33,7 @@ def typed(kind: Any, given: Any, name: str) -> Any:
             return kind(**{field: typed(of, values[field], field) for field, of in fields.items()})
     elif type(given) is kind or (kind is float and type(given) is int):
         return given
-    raise ValueError(f"{name} needs {_said(kind)}, got {repr(given)[:80]}")
+    raise ValueError(f"{name} needs {_type_name(kind)}, got {repr(given)[:80]}")
 
 
 @cache
@@ -41,7 +41,7 @@ def _fields(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _said(kind: Any) -> str:
+def _type_name(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(repr, get_args(kind)))}"
     if get_origin(kind) is tuple:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from fp8core import interop
-from fp8core.core import specs
+from fp8core.core import checks, specs
 from fp8core.errors import ShapeError
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.scaled_mm import product_by, product_operation
@@ -58,7 +58,7 @@ def scaled_fp8_quant(
         >>> data.shape, scale.tolist()
         ((4, 2), [1.0])
     """
-    rows = None if num_token_padding is None else specs.least_rows(num_token_padding, "num_token_padding")
+    rows = None if num_token_padding is None else checks.least_rows(num_token_padding, "num_token_padding")
     dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
     return quantize_by(
@@ -97,7 +97,7 @@ def _extent(x: Any, axis: int, name: interop.Operand) -> Any:
 def _extents(output_shape: Any) -> tuple[Any, ...]:
     """Return a shape whose extents are ints, or symbols of a tracer."""
     try:
-        shape = tuple([n if type(n) is int or _symbol(n) else specs.extent(n) for n in output_shape])
+        shape = tuple([n if type(n) is int or _symbol(n) else checks.as_int(n) for n in output_shape])
     except TypeError as error:
         raise ShapeError(f"output_shape needs whole numbers, got {output_shape!r}") from error
     if any(isinstance(n, int) and n < 0 for n in shape):
@@ -224,7 +224,7 @@ def dispatch_w8a8_scaled_mm(
 def fp8_of(x: Any, name: interop.Operand) -> str:
     """Return the dtype of an array; refuse any but FP8."""
     dtype, target = interop.declared(x, name)
-    specs.is_fp8(specs.TensorSpec(name, dtype, (), (), target))
+    specs.check_fp8(specs.TensorSpec(name, dtype, (), (), target))
     return dtype
 
 

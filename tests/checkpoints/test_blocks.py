@@ -38,7 +38,7 @@ def test_every_rank_has_the_scales_of_its_rows(tmp_path, writer, to, scale):
     assert not verify_checkpoint(tmp_path / "out").faults
 
 
-def test_columns_likewise_and_back(tmp_path):
+def test_blocks_of_fewer_columns_keep_the_codes_and_convert_back(tmp_path):
     out = write_format(written.deepseek, tmp_path / "in", small_state(256, 384))  # 96 columns a rank
     assert not convert_checkpoint(tmp_path / "in", tmp_path / "fine", to="deepseek", block_shape=(128, 32)).lossy
     config = json.loads((tmp_path / "fine" / "config.json").read_text())["quantization_config"]
@@ -105,7 +105,7 @@ def test_modelopt_which_has_no_word_for_their_size_gets_those_of_128(tmp_path):
         ({"to": "block", "e4m3": ["fn"]}, r"e4m3 needs one of fn, fnuz, got \['fn'\]"),
     ],
 )
-def test_what_is_refused(tmp_path, options, words):
+def test_block_shapes_that_do_not_fit_are_refused(tmp_path, options, words):
     write_format(written.deepseek, tmp_path / "in")
     with pytest.raises(CheckpointError, match=words):
         plan_conversion(tmp_path / "in", **options)

@@ -219,7 +219,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_cannot_be_is_refused(tmp_path, options, message):
+def test_conversions_that_no_format_allows_are_refused(tmp_path, options, message):
     write_format(written.deepseek, tmp_path / "in")
     with pytest.raises(CheckpointError, match=message):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", **options)

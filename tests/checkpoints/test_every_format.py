@@ -52,7 +52,7 @@ FAULTS = {
 
 
 @ALL
-def test_a_clean_one(tmp_path, fp8core_, writer):
+def test_verify_finds_no_fault_in_a_sound_checkpoint(tmp_path, fp8core_, writer):
     write_format(writer, tmp_path / "model")
     status, text, _ = fp8core_("verify", tmp_path / "model")
     assert (status, "no fault in 3 FP8 layers" in text) == (0, True)
@@ -60,7 +60,7 @@ def test_a_clean_one(tmp_path, fp8core_, writer):
 
 @ALL
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault(tmp_path, fp8core_, writer, kind):
+def test_verify_finds_each_kind_of_fault(tmp_path, fp8core_, writer, kind):
     folder = tmp_path / "model"
     state = {name: one / 16 if "proj.weight" in name else one for name, one in small_state(600, 512).items()}
     write_format(writer, folder, state)

@@ -128,7 +128,7 @@ def test_quantize_makes_it_of_unquantized_weights(tmp_path):
     assert not verify_checkpoint(tmp_path / "out", against=tmp_path / "in").faults
 
 
-def test_what_is_refused(tmp_path):
+def test_shapes_and_options_that_mxfp8_lacks_are_refused(tmp_path):
     write_format(written.deepseek_powers, tmp_path / "in")  # k of 200
     with pytest.raises(CheckpointError, match=r"_proj.weight needs k that is a multiple of 32 for mxfp8, got 200"):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", to="mxfp8", lossy=True)

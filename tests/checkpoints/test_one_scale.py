@@ -55,7 +55,7 @@ def test_one_number_is_that_of_a_block_where_blocks_are_claimed(tmp_path, shape,
 
 
 @pytest.mark.parametrize("extents", [(1, 96), (64, 64), (128, 160)])
-def test_stacked_experts_likewise(tmp_path, extents):
+def test_one_row_of_scales_of_stacked_experts_is_one_of_blocks(tmp_path, extents):
     n, k = extents
     blocks = -(-k // 128)
     scales = torch.arange(1, 1 + 4 * blocks).float().reshape(4, 1, blocks) / 64

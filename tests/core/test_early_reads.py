@@ -42,7 +42,7 @@ class Layer:
         self.history.waited(stream, self.places, self.spans, self.history.writes)
 
     def about_to_be_written(self, stream=0):
-        return prefetch.overwrites([(self.places[1], self.places[1] + 1)], stream)
+        return prefetch.announce_write([(self.places[1], self.places[1] + 1)], stream)
 
     def written(self, stream=0):
         self.about_to_be_written(stream).end()
@@ -192,6 +192,6 @@ def test_a_capture_records_a_launch_again_only_if_the_capture_has_the_write(monk
     """A write of a stream that is not captured does not concern the replays, which would make both launches."""
     monkeypatch.setattr(prefetch, "capture_of", lambda of: 3 if of == 0 else 0)
     layer = Layer(early=lambda: layer.written(stream))
-    layer.history.know(layer.places, layer.spans, 0)
+    layer.history.move_to(layer.places, layer.spans, 0)
     layer()
     assert layer.launches == recorded

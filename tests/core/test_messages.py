@@ -251,7 +251,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("case", SAID)
-def test_what_is_said(case):
+def test_errors_say_what_was_needed_and_got(case):
     call, error, words = SAID[case]
     with pytest.raises(error) as caught:
         call()

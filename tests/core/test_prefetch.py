@@ -17,13 +17,13 @@ WEIGHT, SCALE, BIAS = (0x1000, 0x2000), (0x3000, 0x3040), (0x4000, 0x4020)
 @pytest.fixture
 def history(captures):
     made = WeightHistory()
-    made.know(PLACES, SPANS, 0)
+    made.move_to(PLACES, SPANS, 0)
     return made
 
 
 def written_over(ranges, stream):
     """Return whether a launch of the library that writes there, and that has been made, wrote over a weight."""
-    found = prefetch.overwrites(ranges, stream)
+    found = prefetch.announce_write(ranges, stream)
     found.end()
     return bool(found)
 
@@ -62,7 +62,7 @@ def test_what_the_library_writes_is_waited_for_once(history, written):
 def test_a_launch_of_another_thread_may_come_before_the_write_that_has_been_announced(history):
     """What waits on the stream before the writing kernel says nothing of what comes after it."""
     before = history.writes
-    found = prefetch.overwrites([WEIGHT], 7)
+    found = prefetch.announce_write([WEIGHT], 7)
     history.waited(7, PLACES, SPANS, before)  # launched before the announcement
     assert not history.may_prefetch(7, PLACES)
     within = history.writes
@@ -79,7 +79,7 @@ def test_what_waited_before_a_write_is_at_no_time_relied_on_after_it(captures, m
     """Another thread may ask amid the noting, which is more than one step."""
     monkeypatch.setattr(prefetch, "WATCHED", Watched())
     history = WeightHistory()
-    history.know(PLACES, SPANS, 0)
+    history.move_to(PLACES, SPANS, 0)
     within, found = history.writes, []
 
     class Noted(dict):
@@ -104,9 +104,9 @@ def test_what_waits_amid_the_end_of_a_write_is_not_relied_on_after_it(captures, 
             history.waited(7, PLACES, SPANS, within)
 
     history = WeightHistory()
-    history.know(PLACES, SPANS, 0)
+    history.move_to(PLACES, SPANS, 0)
     history.writing = Calls()
-    found = prefetch.overwrites([WEIGHT], 7)
+    found = prefetch.announce_write([WEIGHT], 7)
     within = history.writes
     found.end()
     assert not history.may_prefetch(7, PLACES)
@@ -115,7 +115,7 @@ def test_what_waits_amid_the_end_of_a_write_is_not_relied_on_after_it(captures, 
 def test_a_write_that_is_given_up_between_announcing_and_launching_is_not_waited_for_ever_after(history):
     """As Ctrl-C may end a call anywhere: nobody has what was announced then."""
     history.waited(7, PLACES, SPANS, history.writes)
-    found = prefetch.overwrites([WEIGHT], 7)
+    found = prefetch.announce_write([WEIGHT], 7)
     assert history.writing
     del found
     assert not history.writing
@@ -125,7 +125,7 @@ def test_a_write_that_is_given_up_between_announcing_and_launching_is_not_waited
 
 
 def test_the_end_of_a_write_that_is_told_twice_is_not_that_of_another(history):
-    first, second = (prefetch.overwrites([WEIGHT], 7) for _ in range(2))
+    first, second = (prefetch.announce_write([WEIGHT], 7) for _ in range(2))
     first.end()
     writes = history.writes
     first.end()
@@ -137,7 +137,7 @@ def test_the_end_of_a_write_that_is_told_twice_is_not_that_of_another(history):
 
 
 def test_of_two_threads_that_write_the_last_one_counts(history):
-    first, second = (prefetch.overwrites([WEIGHT], stream) for stream in (7, 8))
+    first, second = (prefetch.announce_write([WEIGHT], stream) for stream in (7, 8))
     first.end()
     history.waited(7, PLACES, SPANS, history.writes)
     assert not history.may_prefetch(7, PLACES)
@@ -184,7 +184,7 @@ def test_captures_under_way_at_a_time_each_wait_for_what_they_write(history, cap
 def test_a_reversed_scale_is_watched_where_it_lies(captures):
     """Its address is that of its last element in memory."""
     history = WeightHistory()
-    history.know(PLACES, [(0, 0), (0, 0x1000), (-0x3C, 4), (0, 0x20)], 0)
+    history.move_to(PLACES, [(0, 0), (0, 0x1000), (-0x3C, 4), (0, 0x20)], 0)
     history.waited(7, PLACES, SPANS, history.writes)
     assert not written_over([(0x3004, 0x3040)], 7)
     assert history.may_prefetch(7, PLACES)
@@ -211,8 +211,8 @@ def test_what_is_written_in_a_capture_waits_afterwards_too(history, captures):
 
 def test_ranges_of_several_layers_are_found(history):
     tied, other = WeightHistory(), WeightHistory()
-    tied.know(PLACES, SPANS, 0)
-    other.know([0, 0x100000, 0, 0], [(0, 0), (0, 0x100000), (0, 0), (0, 0)], 0)
+    tied.move_to(PLACES, SPANS, 0)
+    other.move_to([0, 0x100000, 0, 0], [(0, 0), (0, 0x100000), (0, 0), (0, 0)], 0)
     for each, places in ((history, PLACES), (tied, PLACES), (other, [0, 0x100000, 0, 0])):
         each.waited(7, places, SPANS, each.writes)
     version = prefetch.WATCHED.version
@@ -222,7 +222,7 @@ def test_ranges_of_several_layers_are_found(history):
     assert other.may_prefetch(7, [0, 0x100000, 0, 0])
     assert prefetch.WATCHED.version == version
     another = WeightHistory()
-    another.know(MOVED, SPANS, 0)
+    another.move_to(MOVED, SPANS, 0)
     assert prefetch.WATCHED.version > version
 
 

@@ -49,7 +49,7 @@ def statuses(t, problem):
         (Problem(11, here=False), ["unable", "unknown", "chosen"]),
     ],
 )
-def test_verdicts(problem, wanted):
+def test_each_row_has_the_verdict_of_its_requirements(problem, wanted):
     assert statuses(table(), problem) == wanted
 
 
@@ -64,7 +64,7 @@ def test_candidates_are_all_that_are_able_the_default_first():
     assert table().candidates(Problem(10)) == (("library", 0), ("library", 1), ("library", 2), ("decode", 0))
 
 
-def test_the_sentences():
+def test_an_explanation_has_the_reason_of_each_row():
     text = str(table().explain(Problem(10)))
     assert "decode   able but not preferred: measured slower for many rows: preferred for m <= 8; got m=10" in text
     assert "library  chosen\n" in text

@@ -20,16 +20,16 @@ def test_what_is_watched_is_found_among_many_that_overlap_come_and_go(captures, 
     watched = Watched()
     monkeypatch.setattr(prefetch, "WATCHED", watched)
     chance = random.Random(5)
-    living, looked_at_all = [], 0
+    living, rebuilt = [], 0
     for step in range(600):
         if living and chance.random() < 0.3:
             living.pop(chance.randrange(len(living)))
         history = chance.choice(living) if living and chance.random() < 0.2 else WeightHistory()
         places = [0, *(chance.randrange(1, 1 << 14) for _ in range(3))]
-        most = watched._most
+        most = watched._rebuild_above
         ends = [0, chance.choice((0, 300)), chance.randrange(1, 60), chance.choice((0, 8))]
-        history.know(places, [(0, end) for end in ends], 0)
-        looked_at_all += watched._most != most
+        history.move_to(places, [(0, end) for end in ends], 0)
+        rebuilt += watched._rebuild_above != most
         if history not in living:
             living.append(history)
         assert watched.starts == sorted(watched.starts)
@@ -39,34 +39,34 @@ def test_what_is_watched_is_found_among_many_that_overlap_come_and_go(captures, 
             start = chance.randrange(1 << 14)
             written = start, start + chance.randrange(1, 80)
             wanted = {one for one in living if any(a < written[1] and written[0] < b for a, b in one.ranges)}
-            found = watched.among([(1 << 15, 1 << 16), written])
+            found = watched.owners_reached_by([(1 << 15, 1 << 16), written])
             assert wanted <= set(found), (step, written)
             assert len(set(found)) == len(found)
-        assert not watched.among([(1 << 15, 1 << 16), (0, 1)])
-    assert looked_at_all < 40
+        assert not watched.owners_reached_by([(1 << 15, 1 << 16), (0, 1)])
+    assert rebuilt < 40
 
 
 def test_ranges_that_nobody_has_are_left_out_in_the_end(captures, monkeypatch):
     watched = Watched()
     monkeypatch.setattr(prefetch, "WATCHED", watched)
     for at in range(1000):
-        WeightHistory().know([0, 1000 + 10 * at, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
+        WeightHistory().move_to([0, 1000 + 10 * at, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
     assert len(watched.starts) <= SPARE + 1
-    assert not watched.among([(1000, 1005)])
+    assert not watched.owners_reached_by([(1000, 1005)])
     last = WeightHistory()
-    last.know([0, 1000 + 10 * 1000, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
-    assert watched.among([(1000 + 10 * 1000, 1000 + 10 * 1000 + 1)]) == [last]
+    last.move_to([0, 1000 + 10 * 1000, 0, 0], [(0, 0), (0, 5), (0, 0), (0, 0)], 0)
+    assert watched.owners_reached_by([(1000 + 10 * 1000, 1000 + 10 * 1000 + 1)]) == [last]
 
 
 def test_a_write_asks_no_weights_but_those_that_it_reaches(captures, monkeypatch):
     """Or a refresh of all weights would take time with the square of their number."""
     monkeypatch.setattr(prefetch, "WATCHED", Watched())
-    asked, plain = [], WeightHistory.overwritten
-    monkeypatch.setattr(WeightHistory, "overwritten", lambda self, *given: asked.append(self) or plain(self, *given))
+    asked, plain = [], WeightHistory.write_begins
+    monkeypatch.setattr(WeightHistory, "write_begins", lambda self, *given: asked.append(self) or plain(self, *given))
     histories = [WeightHistory() for _ in range(300)]
     for at, history in enumerate(histories):
-        history.know([0, 1000 * (1 + at), 0, 0], [(0, 0), (0, 900), (0, 0), (0, 0)], 0)
-    found = prefetch.overwrites([(150_000, 150_010), (149_950, 151_001)], 7)
+        history.move_to([0, 1000 * (1 + at), 0, 0], [(0, 0), (0, 900), (0, 0), (0, 0)], 0)
+    found = prefetch.announce_write([(150_000, 150_010), (149_950, 151_001)], 7)
     assert set(found) == set(asked) == {histories[149], histories[150]}
     assert len(asked) == 2
 
@@ -84,26 +84,26 @@ def test_what_is_watched_is_found_amid_a_change_and_after_one_that_was_interrupt
     spans = [(0, 0), (0, 900), (0, 0), (0, 0)]
     written = [(at, at + 1) for _, at, _, _ in places[:3]]
     for history, at in zip(histories[:3], places, strict=False):
-        history.know(at, spans, 0)
+        history.move_to(at, spans, 0)
     found = []
 
     class Changing(list):
         def insert(self, at, one):
             super().insert(at, one)
-            found.append(prefetch.overwrites(written, 7))
+            found.append(prefetch.announce_write(written, 7))
             if interrupted:
                 raise KeyboardInterrupt
 
     setattr(watched, which, Changing(getattr(watched, which)))
     with pytest.raises(KeyboardInterrupt) if interrupted else nullcontext():
-        histories[3].know(places[3], spans, 0)
+        histories[3].move_to(places[3], spans, 0)
     assert len(found) == 1
     assert set(found[0]) >= set(histories[:3])
-    assert set(prefetch.overwrites(written, 7)) == set(histories[:3])
+    assert set(prefetch.announce_write(written, 7)) == set(histories[:3])
     setattr(watched, which, list(getattr(watched, which)))
-    histories[3].know(places[3], spans, 0)
+    histories[3].move_to(places[3], spans, 0)
     for history, at in zip(histories, places, strict=True):
-        assert prefetch.overwrites([(at[1], at[1] + 1)], 7) == [history]
+        assert prefetch.announce_write([(at[1], at[1] + 1)], 7) == [history]
 
 
 def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, monkeypatch):
@@ -114,11 +114,11 @@ def test_a_destructor_amid_a_change_of_what_is_watched_may_make_calls(captures, 
 
     class Examined(set):
         def clear(self):
-            found.append(prefetch.overwrites([WEIGHT], 7))  # as a destructor would
+            found.append(prefetch.announce_write([WEIGHT], 7))  # as a destructor would
 
     examiner = type("Examiner", (), {})()
     examiner.examined = Examined()
-    prefetch.WATCHED.invalidates(examiner)
+    prefetch.WATCHED.clear_on_change(examiner)
     made = WeightHistory()
-    in_time(made.know, [0, WEIGHT[0], 0, 0], [(0, 0), (0, 0x1000), (0, 0), (0, 0)], 0)
+    in_time(made.move_to, [0, WEIGHT[0], 0, 0], [(0, 0), (0, 0x1000), (0, 0), (0, 0)], 0)
     assert found == [[made]]

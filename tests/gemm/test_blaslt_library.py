@@ -36,7 +36,7 @@ def test_old_version_is_an_answer_only_where_it_matters(stub):
     assert not stub.lines("Create")[1:]
 
 
-def test_answers_are_asked_for_once(stub):
+def test_the_heuristic_is_queried_once(stub):
     for _ in range(3):
         query.refusal(product(problem()))
     assert len(stub.lines("MatmulAlgoGetHeuristic")) == 2  # with a workspace and without

@@ -7,7 +7,7 @@ from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.realigned import plan_copy, plan_realign
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import FORMATS, HOST, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64

@@ -16,7 +16,7 @@ from fp8core.kernels.gemm.mma.decode import plan_decode as plan_sm89_decode
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import GROUP_128, ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
@@ -196,7 +196,7 @@ def test_rows_say_what_they_do_not_take():
     assert SM90_TILED.refusal(silu) is SM90_TILED.refusal(both) is SM90_DECODE.refusal(both) is None
 
 
-def test_explain_knows_both():
+def test_explain_shows_the_activation_and_beta():
     a = Quantized(ArraySpec((16, 4096), "float8_e4m3fn"), ArraySpec((16, 1), "float32"), (1, -1))
     weight = Quantized(ArraySpec((8192, 4096), "float8_e4m3fn"), ArraySpec((8192, 1), "float32"), (1, -1))
     out = ArraySpec((16, 8192), "bfloat16")

@@ -10,7 +10,7 @@ from fp8core.kernels.gemm.generic import GENERIC_MMA, Layout, is_direct, layout,
 from fp8core.kernels.gemm.realigned import realigned
 from fp8core.kernels.gemm.requirements import STEPS_OF_16
 from fp8core.kernels.requirements import aligned
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import FORMATS, ScaledMm, Target, native_e4m3
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64

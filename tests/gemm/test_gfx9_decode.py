@@ -6,7 +6,7 @@ import pytest
 from fp8core.kernels.gemm.amd.decode import GFX9_DECODE, plan_decode, wavefronts
 from fp8core.kernels.gemm.generic import GENERIC_MMA, ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from support import reference
 from support.emulation import HIP_32, HIP_64, EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401

@@ -30,7 +30,7 @@ def test_per_row_and_mixes(m, modes):
 @pytest.mark.parametrize("m", ROWS_OF_A)
 @pytest.mark.parametrize("layout", ["k", "mn"])
 @pytest.mark.parametrize("weight", ["block", "group"])
-def test_blocks(m, layout, weight):
+def test_block_scales_of_any_layout_on_every_able_row(m, layout, weight):
     ragged = ("cublaslt_pad_m", "cublaslt_split_m") if m > 4 else ()
     rows = ("cublaslt_relayout",) if m % 4 == 0 else ragged
     check_all(case("group", weight, m=m, layout=layout, seed=m, fast=False), "generic_decode", "generic_mma", *rows)
@@ -75,7 +75,7 @@ def test_results_and_biases(out, modes, bias):
 
 @pytest.mark.parametrize("modes", [("tensor", "tensor"), ("row", "row"), ("row", "tensor")])
 @pytest.mark.parametrize("bias", ["", "float32"])
-def test_codes_out(modes, bias):
+def test_fp8_results_are_the_same_on_every_able_row(modes, bias):
     made = case(*modes, m=48, out=e4m3(), bias=bias, amax=True, fast=False)
     check_all(made, "generic_decode", "generic_mma")
     rows = able(made)

@@ -8,7 +8,7 @@ from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import HOST
 from fp8core.table import Unknown
 from support.problems import TARGETS, on

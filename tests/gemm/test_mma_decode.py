@@ -7,7 +7,7 @@ import pytest
 
 from fp8core.kernels.gemm.mma.decode import SM89_DECODE, plan_decode, tiles, warps
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import Target
 from fp8core.runtime import sources
 from support import reference

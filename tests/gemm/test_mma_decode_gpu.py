@@ -49,7 +49,7 @@ def test_ragged_shapes(n, k):
 @pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
-def test_types(out, bias, a, b):
+def test_any_dtype_of_operands_bias_and_result(out, bias, a, b):
     modes = ("group", "block") if bias == "float32" else ("row", "row")
     size = 1e-3 if out == "float16" else 1.0
     OnDevice(17, 520, 640, modes, a=a, b=b, out=out, bias=bias, size=size, seed=3).check()

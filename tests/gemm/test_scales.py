@@ -8,7 +8,7 @@ from fp8core.kernels.gemm.scales import in_groups, is_along_k
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import decode_unaligned, tiled, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import BLOCK, ITEMSIZE
 from support.problems import on
 from support.sm90_products import Case, problem
@@ -81,14 +81,14 @@ def check(case, plans):
 @pytest.mark.gpu
 @pytest.mark.parametrize("modes", MIXES, ids="-".join)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1000, 1024), (9, 333, 80), (33, 1001, 4096), (64, 520, 2000)])
-def test_few_rows(m, n, k, modes):
+def test_few_rows_with_any_mix_of_scales(m, n, k, modes):
     check(Case(m, n, k, modes, out=("bfloat16", "float32")[m % 2], seed=m + n), [sm90_decode.decode])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("modes", MIXES, ids="-".join)
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1000, 80), (64, 333, 1024), (300, 1001, 2000), (1500, 2056, 384)])
-def test_many_rows(m, n, k, modes):
+def test_many_rows_with_any_mix_of_scales(m, n, k, modes):
     case = Case(m, n, k, modes, bias="float32", seed=m + n)
     some = tiled_choice.by_cost(case.problem)[:3]
     check(case, [lambda p, tile=tile: tiled.tiled(p, tile) for tile in some])

@@ -76,7 +76,7 @@ def test_a_product_is_near_float64_under_any_schedule(launch, name):
 
 
 @pytest.mark.parametrize("name", UNALIGNED)
-def test_so_is_one_at_any_address(launch, name):
+def test_a_product_at_any_address_is_near_float64_under_any_schedule(launch, name):
     for schedule in SCHEDULES:
         launch(UNALIGNED[name], schedule)
 

@@ -46,7 +46,7 @@ def test_an_early_read_waits_for_what_the_launch_before_it_waited_for(n, k, mode
 @pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
-def test_types(out, bias, a, b):
+def test_any_dtype_of_operands_bias_and_result(out, bias, a, b):
     modes = ("group", "block") if bias == "float32" else ("row", "row")
     Case(17, 520, 640, modes, a=a, b=b, out=out, bias=bias, size=SMALL[out], seed=3).check()
 

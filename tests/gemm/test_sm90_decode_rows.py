@@ -76,7 +76,7 @@ def test_ragged_shapes(n, k):
 @pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
-def test_types(out, bias, a, b):
+def test_any_dtype_of_operands_bias_and_result(out, bias, a, b):
     assert {a, b} <= set(FORMATS)
     for modes in (("row", "row"), ("group", "block")):
         Case(33, 520, 1280, modes, a=a, b=b, out=out, bias=bias, size=SMALL[out], seed=3).check(layout(2))

@@ -20,7 +20,7 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
 )
 from fp8core.kernels.gemm.sm90.loose_rows import aligns_a, loose_batch, most_words, words_of
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product
+from fp8core.ops.example_problems import example_product
 from support.problems import on
 from support.sm90_products import asked  # noqa: F401
 

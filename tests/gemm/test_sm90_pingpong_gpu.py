@@ -39,7 +39,7 @@ def ended(n, out, bias, amax=False):
 
 @pytest.mark.parametrize(("out", "bias", "activation", "beta", "n"), ENDS)
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_every_end(tile, out, bias, activation, beta, n):
+def test_any_ending_has_the_bits_of_cooperative_tiles(tile, out, bias, activation, beta, n):
     made = ended(n, out, bias)
     made.check(tiled.SM90_TILED, activation, beta, lambda p: tiled.tiled(p, tile))
     p = made.made.problem._replace(activation=activation, beta=beta)

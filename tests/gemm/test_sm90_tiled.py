@@ -142,7 +142,7 @@ class Tiled(Case):
 @pytest.mark.gpu
 @pytest.mark.parametrize("modes", [BLOCK, GROUP, CHANNEL], ids="-".join)
 @pytest.mark.parametrize("tile", tiled_cost.TILES, ids=str)
-def test_every_tile(tile, modes):
+def test_every_tile_at_ragged_extents(tile, modes):
     """Ragged ends of m, n and k; a tile, several of them, and three or more of a block, of one, two and three k-blocks."""
     many = ((1500, 8192, 384), (1500, 8200, 256), (1500, 8193, 112))
     for m, n, k in ((3, 136, 16), (65, 8, 100), (77, 1001, 1000), (300, 1000, 616), *many):
@@ -170,7 +170,7 @@ def test_scales_of_many_k_blocks_that_tma_loads(tile):
 @pytest.mark.parametrize("out", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("bias", ["", "bfloat16", "float16", "float32"])
 @pytest.mark.parametrize(("a", "b"), [("e4m3", "e4m3"), ("e5m2", "e4m3"), ("e4m3", "e5m2")])
-def test_types(out, bias, a, b):
+def test_any_dtype_of_operands_bias_and_result(out, bias, a, b):
     for n, modes in itertools.product((520, 333), (BLOCK, CHANNEL)):
         Tiled(200, n, 640, modes, a=a, b=b, out=out, bias=bias, size=SMALL[out], seed=3).check()
 
@@ -202,7 +202,7 @@ def test_codes_and_the_largest_value_are_those_of_the_float32_result(modes, n, c
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("m", [65, 67, 127, 129, 255, 258, 511, 1000])
-def test_rows(m):
+def test_any_number_of_rows_is_near_float64(m):
     for modes in MODES:
         Tiled(m, 1016, 1024 + 16 * (m % 7), modes, seed=m).check()
 

@@ -44,7 +44,7 @@ def through(cupy):
 
     def launch(x_at, y_at, stream):
         middle = graph_memory.scratch(BYTES, device.target(device.current()), stream)
-        with device.external(stream):
+        with device.cupy_stream(stream):
             kernel((BYTES // 256,), (256,), (np.uint64(x_at), np.uint64(middle), np.int32(1)))
             kernel((BYTES // 256,), (256,), (np.uint64(middle), np.uint64(y_at), np.int32(2)))
         return middle
@@ -280,7 +280,7 @@ def test_an_operand_that_is_being_made_is_waited_for_on_a_given_stream(cupy, tor
     cupy.cuda.Device().synchronize()
     side = cupy.cuda.Stream(non_blocking=True)
     with torch.cuda.stream(torch.cuda.Stream()):
-        with device.external(torch.cuda.current_stream().cuda_stream):
+        with device.cupy_stream(torch.cuda.current_stream().cuda_stream):
             slow((1,), (256,), (source, np.uint64(x.data_ptr()), np.int64(CYCLES)))
         views = [interop.view(x, "x")]
         order_before(side.ptr, views, side)

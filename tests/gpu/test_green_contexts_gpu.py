@@ -28,7 +28,7 @@ def green_stream(multiprocessors):
     def call(name, *arguments):
         device.check(getattr(driver, name)(*arguments), name)
 
-    device.bind(0)
+    device.make_current(0)
     handle, whole, some = ctypes.c_int(), *(ctypes.create_string_buffer(RESOURCE_BYTES) for _ in range(2))
     rest, groups = ctypes.create_string_buffer(RESOURCE_BYTES), ctypes.c_uint(1)
     description, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()

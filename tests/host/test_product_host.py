@@ -90,7 +90,7 @@ class Product:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("modes", MODES)
-def test_product(modes, shape):
+def test_products_are_near_the_reference(modes, shape):
     product = Product(*shape, modes)
     for bias in ("", "float32", "bfloat16", "float16"):
         values = product.run("float32", bias)

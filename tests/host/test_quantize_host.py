@@ -152,7 +152,7 @@ def test_the_least_amax_of_a_group(group_shape, eps):
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("group_shape", [(-1, -1), (1, -1), (1, 128), (128, 128), (-1, 1)])
 @pytest.mark.parametrize("source", INPUTS)
-def test_corners(source, group_shape, dtype, corner):
+def test_extreme_values_among_others_and_alone_are_the_reference(source, group_shape, dtype, corner):
     with np.errstate(over="ignore"):
         value = np.float32(corner).astype(storage(source))
     strewn = fresh(4, 260, source)

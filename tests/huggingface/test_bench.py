@@ -29,7 +29,7 @@ def small(monkeypatch):
 
 
 @torch.no_grad()
-def test_each_way_has_a_record(small):
+def test_each_mode_has_a_record(small):
     models, asked = small
     records = list(hf_decoder.measure(3, models))
     assert [(record["mode"], record["m"]) for record in records] == [("graph", 3), ("options", 3), ("eager", 3)]

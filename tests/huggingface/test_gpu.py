@@ -36,7 +36,7 @@ def on_gpu(model):
     ],
     ids=lambda writer: writer.__name__,
 )
-def test_a_format(writer, kind, tmp_path):
+def test_a_checkpoint_of_any_format_runs_on_the_gpu(writer, kind, tmp_path):
     wanted = written(kind, tmp_path / "wide")
     formats.write_format(writer, tmp_path / "fp8", tensors_of(tmp_path / "wide"), config_of(tmp_path / "wide"))
     model = from_pretrained(tmp_path / "fp8", device_map="cuda")

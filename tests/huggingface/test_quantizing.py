@@ -152,7 +152,7 @@ def test_layers_that_are_offloaded(stored, tmp_path):
     assert torch.equal(logits(model), logits(from_pretrained(tmp_path / "fp8")))
 
 
-def test_what_is_refused(tmp_path):
+def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
     written("llama", tmp_path / "wide")
     model = from_pretrained(tmp_path / "wide")
     model.save_pretrained(tmp_path / "fp8")

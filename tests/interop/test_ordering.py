@@ -172,7 +172,7 @@ def joined(monkeypatch):
             waits.append((self.ptr, event.recorded))
 
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
-    monkeypatch.setattr(device, "external", lambda pointer: Stream(ptr=pointer))
+    monkeypatch.setattr(device, "cupy_stream", lambda pointer: Stream(ptr=pointer))
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Event=Event)))
     monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
     monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(stream >> 8, stream >> 8))

@@ -66,8 +66,8 @@ def test_operands_of_another_framework_are_waited_for(torch, cupy, slow):
         slow((1,), (64,), (weight, np.int32(5), np.int64(CYCLES)))
         chosen = interop.stream_of(x, None, interop.view(weight, "weight"))
     copied = cupy.zeros(64, "uint8")
-    copied.data.copy_from_device_async(weight.data, 64, device.external(chosen))
-    device.external(chosen).synchronize()
+    copied.data.copy_from_device_async(weight.data, 64, device.cupy_stream(chosen))
+    device.cupy_stream(chosen).synchronize()
     assert (copied.get() == 5).all()
 
 

@@ -18,7 +18,7 @@ def small(monkeypatch):
         yield
 
 
-def test_the_records(small, tmp_path):
+def test_records_of_the_layer_meet_their_goals_checks(small, tmp_path):
     records = [jax_layer.layer(3, 1), jax_layer.calls_of(1)]
     assert 0 < records[0]["error"] < jax_layer.FAR
     path = tmp_path / "lines.jsonl"

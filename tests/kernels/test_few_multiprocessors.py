@@ -10,6 +10,7 @@ from fp8core.errors import BackendError
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize
 from fp8core.runtime import device, jit, partitions
+from fp8core.runtime.launches import TOO_LARGE, LaunchError
 from fp8core.runtime.plans import QuantizeNumbers
 from support import reference
 from support.emulation import CUDA
@@ -30,7 +31,7 @@ class Refusing:
     def bind_args(self, _grid, _arguments):
         def launch(_stream, *_addresses):
             self.launches += 1
-            raise partitions.LaunchError("launching quantize_tensorwise", self.status)
+            raise LaunchError("launching quantize_tensorwise", self.status)
 
         return launch
 
@@ -62,7 +63,7 @@ def run(emulator, launches=1):
             same_bytes(scale, want.scale, "scale")
 
 
-@pytest.mark.parametrize("status", partitions.TOO_LARGE)
+@pytest.mark.parametrize("status", TOO_LARGE)
 def test_a_refused_grid_is_run_by_another_kernel(emulator, refusing, monkeypatch, status):
     monkeypatch.setattr(partitions, "multiprocessors", lambda _stream: None)
     refusing.status = status
@@ -92,7 +93,7 @@ def test_another_refusal_is_an_error(emulator, refusing, monkeypatch):
         run(emulator)
 
 
-def test_explain_says_so():
+def test_explain_says_when_another_kernel_runs_instead():
     verdict = next(v for v in QUANTIZE.explain(PROBLEM).verdicts if v.status == "chosen")
     assert "not all blocks can run at once" in verdict.reason
 

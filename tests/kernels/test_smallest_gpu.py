@@ -37,7 +37,7 @@ def engine():
     ],
     ids=str,
 )
-def test_quantize(engine, shape, group_shape):
+def test_quantizations_are_the_reference_bit_for_bit(engine, shape, group_shape):
     x = fresh(shape)
     got = fp8core.quantize(engine.array(x), group_shape=group_shape)
     want = reference.quantize(x, group_shape=tuple(group_shape))
@@ -51,7 +51,7 @@ def test_quantize(engine, shape, group_shape):
     assert engine.numpy(back).shape == shape
 
 
-def test_weights(engine):
+def test_functions_on_weights_give_the_reference(engine):
     weight, scales = fresh_fp8((6, 32)), fresh_scale((2,))
     want_scale, want = reference.requantize(weight.view(np.uint8), "float8_e4m3fn", scales, [2, 4])
     got_scale, got = fp8core.requantize_with_max_scale(engine.array(weight), engine.array(scales), [2, 4])
@@ -67,7 +67,7 @@ def test_weights(engine):
 
 @pytest.mark.parametrize("cols", [256, 6144], ids=["a block a row", "a cluster a row"])
 @pytest.mark.parametrize("group_shape", [PER_TOKEN, GROUP_128], ids=str)
-def test_fused(engine, group_shape, cols):
+def test_producers_run_in_blocks_and_clusters(engine, group_shape, cols):
     x, weight = engine.array(fresh((2, cols))), engine.array(fresh((cols,)))
     residual = engine.array(fresh((2, cols), spread=1))
     for got in (
@@ -88,7 +88,7 @@ MODES = {
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in SCALED_MM.kernels if kernel.name != "host"])
-def test_product(engine, kernel, mode):
+def test_every_able_row_multiplies(engine, kernel, mode):
     """Plan each row of the table that can run the problem here, not only the preferred one."""
     shape_a, shape_b, k = MODES[mode]
     a, weight = fresh_fp8((3, k)), fresh_fp8((32, k))
@@ -112,7 +112,7 @@ def test_product(engine, kernel, mode):
 
 @pytest.mark.parametrize("static", [False, True], ids=["token", "static"])
 @pytest.mark.parametrize("kernel", [kernel.name for kernel in LINEAR.kernels])
-def test_linear(engine, kernel, static):
+def test_every_able_row_runs_a_layer(engine, kernel, static):
     """Plan each row of the table: a ragged end of k, and a cluster that shares it where there is one."""
     m, n, k = 3, 32, 400
     options = {"input_scale": engine.array(fresh_scale((1,))), "group_shape": PER_TENSOR} if static else {}

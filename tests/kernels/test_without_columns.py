@@ -68,7 +68,7 @@ def test_producers_write_the_scales_alone(emulator, table, alignment, target):
 @engines(*BOTH)
 @pytest.mark.parametrize("padded", [None, ROWS + 7])
 @pytest.mark.parametrize("group_shape", SHAPES, ids=str)
-def test_quantize(engine, group_shape, padded):
+def test_quantizing_no_columns_writes_the_least_scales(engine, group_shape, padded):
     x, want = np.zeros((ROWS, 0), np.float16), wanted(group_shape, ROWS, padded)
     for _ in range(2):  # checked, then out of the cache
         got = fp8core.quantize(engine.array(x), group_shape=group_shape, rows_padded=padded)

@@ -6,7 +6,8 @@ import pytest
 import fp8core
 from fp8core import ArraySpec
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import example_product, explain_product
+from fp8core.ops.example_problems import example_product
+from fp8core.ops.explain import explain_product
 from support.engines import fresh, fresh_fp8, fresh_scale
 from support.targets import ADA, AMPERE, H200, MI250, MI300
 

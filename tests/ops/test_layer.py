@@ -185,7 +185,7 @@ def test_a_quantized_input_is_taken_as_it_is(engine, group):
         np.testing.assert_array_equal(bits(engine, layer(q.data)), want)
 
 
-def test_it_tells_what_it_is():
+def test_attributes_and_repr_describe_the_layer():
     layer = Fp8Linear.from_weight(
         fresh((48, 256)), bias=fresh((48,)), weight_group_shape=BLOCK_128, group_shape=GROUP_128
     )

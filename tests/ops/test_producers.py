@@ -290,7 +290,7 @@ def test_gates_of_every_size(engine):
 
 
 @pytest.mark.parametrize("function", ["norm", "silu"])
-def test_refusals(function):
+def test_arguments_that_do_not_fit_are_refused(function):
     x, weight = fresh((4, 64)), fresh((64,))
     call = (
         (lambda **o: fp8core.rms_norm_quant(x, weight, 1e-6, **o))

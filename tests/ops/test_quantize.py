@@ -27,7 +27,7 @@ def test_dynamic_is_the_reference_bit_for_bit(engine, shape, group_shape):
 @pytest.mark.parametrize("x_dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("shape", [(2050, 1025), (300, 7168)], ids=str)
 @pytest.mark.parametrize("group_shape", [PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
-def test_many_rows(engine, group_shape, shape, x_dtype):
+def test_many_rows_are_the_reference_bit_for_bit(engine, group_shape, shape, x_dtype):
     """More than 2**21 elements: kernels shaped for a busy device, rows aligned and not."""
     x = fresh(shape, x_dtype)
     check(engine, x, group_shape=group_shape, scale_layout="mn")
@@ -43,7 +43,7 @@ def test_many_rows(engine, group_shape, shape, x_dtype):
     [(17, 1032), (33, 8192), (64, 2051), (64, 8200), (64, 18944), (16, 28672), (3, 53248), (64, 53248)],
     ids=str,
 )
-def test_a_few_dozen_tokens(engine, shape, x_dtype):
+def test_a_few_dozen_tokens_are_the_reference_bit_for_bit(engine, shape, x_dtype):
     """As clusters share them, on a device that has any."""
     x = fresh(shape, x_dtype)
     got = fp8core.quantize(engine.array(x), group_shape=PER_TOKEN)

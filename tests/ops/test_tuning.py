@@ -84,7 +84,7 @@ def test_a_tuning_is_for_all_devices_of_its_kind_and_for_settled_weights(stub):
             assert SCALED_MM.choice(p) == ("cublaslt", 1)
 
 
-def test_explain_says_so(stub):
+def test_explain_names_the_tuned_kernel_and_algorithm(stub):
     before = SCALED_MM.explain(PROBLEM)
     timed(PROBLEM, saying(9.0, 9.0, 9.0, 5.0)).apply()
     verdicts = {v.kernel: v for v in SCALED_MM.explain(PROBLEM).verdicts}

@@ -42,7 +42,7 @@ def test_commands_run_where_standard_files_are_closed(closed, arguments, code):
     assert run.stderr == ("" if 2 in closed or not code else "error: cannot read nothere: No such file or directory\n")
 
 
-def test_version(fp8core_):
+def test_version_prints_the_version(fp8core_):
     assert fp8core_("--version") == (0, f"fp8core {fp8core.__version__}\n", "")
 
 

@@ -32,20 +32,24 @@ def shown(request, monkeypatch, fp8core_):
     return fp8core_
 
 
-def test_brackets_in_names_are_shown(shown, tmp_path):
-    folder = tmp_path / "models[bold]"
-    folder.mkdir()
-    source = write(folder / "in[red].safetensors", {ODD: normal(128, 256)})
-    target, wide = folder / "out[red].safetensors", folder / "wide[red].safetensors"
-    for arguments in (
+def commands(source, target, converted):
+    """Return commands that print names: they quantize ``source`` to ``target``, and plan a conversion of that."""
+    return (
         ("inspect", source),
         ("quantize", source, "--dry-run"),
         ("quantize", source, target),
         ("inspect", target),
         ("verify", target, "--against", source),
-        ("convert", target, wide, "--to", "tensor", "--dry-run", "--lossy"),
-        ("convert", target, wide, "--to", "bf16"),
-    ):
+        ("convert", target, converted, "--to", "tensor", "--dry-run", "--lossy"),
+    )
+
+
+def test_brackets_in_names_are_shown(shown, tmp_path):
+    folder = tmp_path / "models[bold]"
+    folder.mkdir()
+    source = write(folder / "in[red].safetensors", {ODD: normal(128, 256)})
+    target, wide = folder / "out[red].safetensors", folder / "wide[red].safetensors"
+    for arguments in (*commands(source, target, wide), ("convert", target, wide, "--to", "bf16")):
         status, out, err = shown(*arguments)
         assert (status, err) == (0, ""), arguments
         assert "[red]" in out or "[/" in out, arguments
@@ -54,16 +58,9 @@ def test_brackets_in_names_are_shown(shown, tmp_path):
 def test_names_say_nothing_to_the_terminal(fp8core_, tmp_path):
     """Whoever made a checkpoint has chosen its names."""
     name = "layers.0.\x1b]0;title\x07.\x9b31mup\n\t_proj.weight"
-    source, target = write(tmp_path / "in.safetensors", {name: normal(128, 256)}), tmp_path / "out.safetensors"
-    for arguments in (
-        ("inspect", source),
-        ("quantize", source, "--dry-run"),
-        ("quantize", source, target),
-        ("inspect", target),
-        ("verify", target, "--against", source),
-        ("convert", target, tmp_path / "tensor.safetensors", "--to", "tensor", "--dry-run", "--lossy"),
-        ("convert", target, tmp_path / "tensor.safetensors", "--to", "tensor"),
-    ):
+    source = write(tmp_path / "in.safetensors", {name: normal(128, 256)})
+    target, converted = tmp_path / "out.safetensors", tmp_path / "tensor.safetensors"
+    for arguments in (*commands(source, target, converted), ("convert", target, converted, "--to", "tensor")):
         _, out, err = fp8core_(*arguments)
         said = out + err
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", said), arguments

@@ -30,7 +30,7 @@ def source(tmp_path):
     return write(tmp_path / "in.safetensors", model())
 
 
-def test_it_writes_and_tells(fp8core_, tmp_path, source):
+def test_it_writes_a_checkpoint_and_says_what_became_of_each_tensor(fp8core_, tmp_path, source):
     arguments = ("quantize", source, tmp_path / "out.safetensors", "--scheme", "block")
     code, out, err = fp8core_(*arguments, "--exclude", "*.down_proj")
     assert (code, err) == (0, "")

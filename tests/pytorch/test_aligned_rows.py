@@ -17,7 +17,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 import fp8core  # noqa: E402
 from fp8core.errors import LayoutError  # noqa: E402
 from fp8core.torch import Linear, aligned, quantize_model_  # noqa: E402
-from fp8core.torch.compiling import joined  # noqa: E402
+from fp8core.torch.compiling import join_by_input  # noqa: E402
 from fp8core.torch.joining import LINEAR, LINEAR_JOINED, join_  # noqa: E402
 from pytorch.cases import bits, saved, wide  # noqa: E402
 
@@ -208,7 +208,7 @@ def test_such_layers_are_not_joined(gaps):
     operators = []
 
     def compiler(module, inputs):
-        joined(module.graph)
+        join_by_input(module.graph)
         operators.extend(node.target for node in module.graph.nodes if node.target in (LINEAR, LINEAR_JOINED))
         module.recompile()
         return make_boxed_func(module.forward)

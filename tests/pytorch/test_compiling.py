@@ -8,8 +8,8 @@ from torch import nn  # noqa: E402 - after the skip
 
 import fp8core.torch  # noqa: E402
 from fp8core.torch import compile_options, quantize_model_  # noqa: E402
-from fp8core.torch.compiling import together  # noqa: E402
-from fp8core.torch.joints import JOINTS  # noqa: E402
+from fp8core.torch.adjacent import ADJACENT  # noqa: E402
+from fp8core.torch.compiling import group_by_input  # noqa: E402
 from pytorch.cases import fresh_dynamo, wide  # noqa: E402, F401
 
 LINEAR = torch.ops.fp8core.linear.default
@@ -54,9 +54,9 @@ SILU, ADD, COPY = torch.ops.aten.silu.default, torch.ops.aten.add.Tensor, torch.
     ],
     ids=["of-one-input", "of-two-inputs", "weight-made-between", "weight-written-between", "input-made-before"],
 )
-def test_the_order(steps, wanted):
+def test_layers_of_one_input_become_neighbours(steps, wanted):
     graph = graph_of(*[(name, target, arguments.split()) for name, target, arguments in steps])
-    together(graph)
+    group_by_input(graph)
     graph.lint()
     assert order(graph) == wanted.split()
 
@@ -144,4 +144,4 @@ def test_what_reduce_overhead_does_with_these_options():
             wanted = model(x)
             assert (compiled(x) - wanted).norm() < len(model) * 0.05 * wanted.norm()
         assert not counters["inductor"]["cudagraph_skips"]
-    assert len(JOINTS) > 0
+    assert len(ADJACENT) > 0

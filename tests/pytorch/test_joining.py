@@ -13,8 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.torch import Linear, compile_options, quantize_model_  # noqa: E402
+from fp8core.torch.adjacent import ADJACENT, are_adjacent  # noqa: E402
 from fp8core.torch.joining import LINEAR_JOINED, join_  # noqa: E402
-from fp8core.torch.joints import JOINTS, follow  # noqa: E402
 from pytorch.cases import bits, wide  # noqa: E402
 
 K, WIDTH = 256, 1024
@@ -166,20 +166,20 @@ def test_memory_of_joined_weights_goes_with_the_model():
     model, x = Holder((128, K), (64, K)), wide(3, K)
     join_(model)
     gc.collect()  # models of other tests
-    layers, before = list(model.children()), len(JOINTS)
+    layers, before = list(model.children()), len(ADJACENT)
     LINEAR_JOINED(*arguments(layers, x))
     memory = StorageWeakRef(layers[0].weight.untyped_storage())
-    assert len(JOINTS) == before + 2
+    assert len(ADJACENT) == before + 2
     model._apply(torch.Tensor.clone)  # as any move: the parameters stay, and their memory is new
-    assert len(JOINTS) == before
+    assert len(ADJACENT) == before
     assert memory.expired()
     LINEAR_JOINED(*arguments(layers, x))
     join_(model)
     LINEAR_JOINED(*arguments(layers, x))
-    assert len(JOINTS) == before + 2
+    assert len(ADJACENT) == before + 2
     del model, layers
     gc.collect()
-    assert len(JOINTS) == before
+    assert len(ADJACENT) == before
 
 
 def test_opcheck():
@@ -222,7 +222,7 @@ def test_a_compiled_model_has_one_product(way, scheme):
         assert code.count("linear_joined.default(") == code.count("fp8core.linear.default(") == 1
         if way == "moved":
             model._apply(torch.Tensor.clone)  # as any move
-            assert not follow([layer.weight for layer in model.layers.children()])
+            assert not are_adjacent([layer.weight for layer in model.layers.children()])
             assert torch.equal(compiled(x), plain)
         assert (plain - model(x)).norm() < 0.05 * plain.norm()
 

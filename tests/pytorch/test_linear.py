@@ -238,7 +238,7 @@ def test_a_weight_that_is_not_fp8_is_refused():
         ({"weight_dtype": torch.float16}, DTypeError, "weight_dtype needs one of"),
     ],
 )
-def test_refusals(options, error, words):
+def test_arguments_that_no_layer_takes_are_refused(options, error, words):
     with pytest.raises(error, match=words):
         Linear(K, N, **options)
     with pytest.raises(DTypeError, match="weight needs an array of float32, float16, bfloat16"):

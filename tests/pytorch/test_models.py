@@ -178,7 +178,7 @@ def test_a_layer_alone_is_refused():
         dequantize_model_(Linear(8, 8))
 
 
-def test_the_way_back():
+def test_dequantize_model_gives_linear_layers_back():
     made = model()
     names = quantize_model_(made).quantized
     codes = {name: made.get_submodule(name) for name in names}

@@ -29,9 +29,9 @@ def test_calls_are_made_with_their_device_current(monkeypatch, devices, entered)
     monkeypatch.setattr(device, "count", lambda: devices)
     monkeypatch.setattr(device, "current_getter", lambda: lambda: 0)
     monkeypatch.setattr(device, "on", on)
-    assert device.calling(0, lambda status: status)(7) == 7
+    assert device.with_current(0, lambda status: status)(7) == 7
     assert seen == []
-    assert device.calling(1, lambda status: status)(8) == 8
+    assert device.with_current(1, lambda status: status)(8) == 8
     assert seen == entered
 
 
@@ -46,7 +46,7 @@ def test_only_a_thread_without_a_context_gets_one_and_a_second_try(monkeypatch, 
     monkeypatch.setattr(device, "platform", lambda: "cuda")
     monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(cuCtxGetCurrent=current_context))
     monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
-    monkeypatch.setattr(device, "bind", seen.append)
+    monkeypatch.setattr(device, "make_current", seen.append)
     assert device.retry_with_context(201, 1, lambda *arguments: len(arguments)) == status
     assert seen == bound
 

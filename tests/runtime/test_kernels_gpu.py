@@ -92,7 +92,7 @@ def test_a_new_thread_gets_a_context():
 
     def work() -> None:
         try:
-            device.bind(0)
+            device.make_current(0)
             assert device.current() == 0
         except BaseException as error:
             failures.append(error)

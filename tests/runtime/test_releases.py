@@ -121,7 +121,7 @@ def test_what_cannot_be_asked_about_is_kept_and_the_thread_goes_on(kept, caplog)
 def test_the_thread_asks_on_the_device_and_does_not_disturb_captures(kept, monkeypatch):
     seen = []
     monkeypatch.setattr(capture, "exchange", lambda mode: seen.append(("mode", mode)))
-    monkeypatch.setattr(device, "bind", lambda ordinal: seen.append(("device", ordinal)))
+    monkeypatch.setattr(device, "make_current", lambda ordinal: seen.append(("device", ordinal)))
     for ordinal in (1, 1, 0):
         kept.add(None, lambda: True, ordinal)
         assert kept.wait(SECONDS)

@@ -95,7 +95,7 @@ def test_a_capsule_is_kept_from_the_end_of_its_view_until_the_stream_has_passed(
     monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
     monkeypatch.setattr(streams, "event_query", lambda pointer, ordinal: stream.query(stream.submit()))
     monkeypatch.setattr(capture, "exchange", lambda mode: None)
-    monkeypatch.setattr(device, "bind", lambda ordinal: None)
+    monkeypatch.setattr(device, "make_current", lambda ordinal: None)
     capsule = Owner()
     freed = capsule.freed
     held = dlpack_capsule.KeepAlive(capsule, 0x7000, 0)
@@ -116,7 +116,7 @@ def test_a_capsule_whose_stream_cannot_be_asked_about_is_kept(kept, monkeypatch,
     monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
     monkeypatch.setattr(streams, "event_query", broken)
     monkeypatch.setattr(capture, "exchange", lambda mode: None)
-    monkeypatch.setattr(device, "bind", lambda ordinal: None)
+    monkeypatch.setattr(device, "make_current", lambda ordinal: None)
     capsule = Owner()
     freed = capsule.freed
     held = dlpack_capsule.KeepAlive(capsule, 0x7000, 0)

@@ -10,7 +10,7 @@ import pytest
 from fp8core.errors import BackendError
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize, Target
-from fp8core.runtime import compiler, device, jit, launches, partitions, streams
+from fp8core.runtime import compiler, device, jit, launches, streams
 from fp8core.runtime.plans import QuantizeNumbers
 from support import compilers
 from support.rocm import HIP, MI300, PROPERTIES, PifArgs, cupy, launcher, libraries, rocm  # noqa: F401
@@ -144,9 +144,9 @@ def test_a_resident_grid_is_never_put_into_a_captured_stream(rocm, monkeypatch):
     """Not every release records one; `together` of tensorwise launches another kernel then."""
     launch = prepared(monkeypatch, cooperative=True)
     rocm.stub_set(0, 1)
-    with pytest.raises(partitions.LaunchError, match="needs a stream that is not captured") as raised:
+    with pytest.raises(launches.LaunchError, match="needs a stream that is not captured") as raised:
         launch(0x7000, (8, 1, 1), 0, 0, 0.0)
-    assert raised.value.status in partitions.TOO_LARGE
+    assert raised.value.status in launches.TOO_LARGE
     assert rocm.stub_log() == b"capturing 0x7000\n"
     launch(0, (8, 1, 1), 0, 0, 0.0)  # the default stream is never captured
     assert b"cooperative" in rocm.stub_log()
@@ -162,7 +162,7 @@ def test_a_captured_quantization_per_tensor_is_launched_by_another_row(rocm, mon
 
     def refused(bound, _grid, reason, status):
         ran.append(bound._launcher.entry)
-        return partitions.LaunchError(reason, status)
+        return launches.LaunchError(reason, status)
 
     monkeypatch.setattr(launches.HipBound, "_refused", refused)
     for captured in (0, 1):
@@ -210,7 +210,7 @@ def test_the_default_stream_is_0_in_every_release(rocm, stream):
     launcher()(stream, (1, 1, 1), 0, 0, 0.0)
     streams.fill_float32(0x1000, 1.0, stream, 0)
     assert rocm.stub_log().count(b"stream (nil)") == 2
-    assert device.external(stream).ptr == 0
+    assert device.cupy_stream(stream).ptr == 0
 
 
 def test_what_rocm_7_brought_is_not_needed(rocm, libraries, monkeypatch):

@@ -161,13 +161,13 @@ def pretend(monkeypatch, stub: Stub, targets: tuple[Target, ...]) -> None:
     monkeypatch.setattr(device, "target", lambda ordinal: targets[ordinal])
     monkeypatch.setattr(device, "current", lambda: 0)
     monkeypatch.setattr(device, "current_getter", lambda: device.current)
-    monkeypatch.setattr(device, "bind", lambda ordinal: None)
+    monkeypatch.setattr(device, "make_current", lambda ordinal: None)
     monkeypatch.setattr(device, "retry_with_context", lambda status, *_: status)
     monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
     monkeypatch.setattr(loaded, "MAPS", Path("/nowhere"))  # the process has other stand-in libraries mapped
     stub.cuda, stub.captured, stub.drained = Cuda(stub), set(), []
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=stub.cuda))
     monkeypatch.setattr(device, "capturing", lambda stream: stream in stub.captured)
-    monkeypatch.setattr(device, "drain", lambda: stub.drained.append("drained"))
+    monkeypatch.setattr(device, "clear_error", lambda: stub.drained.append("drained"))
     monkeypatch.setattr(capture, "exchange", stub.exchange)
     forget()

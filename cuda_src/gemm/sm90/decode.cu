@@ -48,6 +48,7 @@
 // - 1) * units / SPLIT_K * unit_bytes (reduction buffer).
 #include "decode_block.cuh"
 #include "decode_epilogue.cuh"
+#include "decode_promote.cuh"
 #include "loose_rows.cuh"
 
 // The constants of compilation. Only this struct and the kernel's #ifs read the -D names.
@@ -200,46 +201,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             at.a_resident.advance(C::k_warpgroups);
             wgmma_k_block<C::b_type, C::a_type>(d, w.codes, a);
         };
-        // Promotes the products of the oldest k-block; `last`: no other products are in flight.
         const auto promote = [&](float (&d)[C::sums], bool last) {
-            float scales_b[2];
-            float2 scales_a[C::width / 8];
-            if constexpr (C::blockwise) {
-                const float* const scales = block.stage_scales().of[at.a_oldest.stage];
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-                    scales_b[half] =
-                        scales[C::width + ((own.unit + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
-#pragma unroll
-                for (int j = 0; j < C::width / 8; ++j) {
-                    scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];
-                    if (C::halves_share_scale)
-                        scales_a[j] = make_float2(scales_a[j].x * scales_b[0], scales_a[j].y * scales_b[0]);
-                }
-            }
-            if (last) wgmma_wait<0>();
-            else wgmma_wait<1>();
-            registers_fence(d);
-            at.release(block);
-            if (C::phases && C::blockwise && C::scale_rows == 1) {  // in place, to save registers
-#pragma unroll
-                for (int i = 0; i < C::sums; ++i) d[i] *= scales_b[i >> 1 & 1];
-                registers_fence(d);
-            }
-#pragma unroll
-            for (int i = 0; i < C::sums; ++i) {
-                if constexpr (C::blockwise) {
-                    const float scale_of_a = i & 1 ? scales_a[i / 4].y : scales_a[i / 4].x,
-                                scale_of_b = scales_b[i >> 1 & 1];
-                    if constexpr (C::halves_share_scale) sums[i] = fma_flushing(scale_of_a, d[i], sums[i]);
-                    else if constexpr (C::scale_rows > 1)
-                        sums[i] = fma_flushing(scale_of_a * scale_of_b, d[i], sums[i]);
-                    else sums[i] = fma_flushing(scale_of_a, C::phases ? d[i] : scale_of_b * d[i], sums[i]);
-                } else {
-                    sums[i] += d[i];
-                }
-            }
-            if (C::phases) registers_fence(sums);  // without it the compiler serializes wgmma (ptxas C7514)
+            promote_k_block<C>(sums, d, last, block, at, own, lane);
         };
 #if FP8_PHASES
         // Whether the weight's next k-block is loaded and aligned during a product: where the registers hold both.

@@ -52,16 +52,16 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
         return run(config, flat), (config.cluster or multiprocessors, 1, 1)
 
     plan = plan_of(cols, choose)
-    instead = cache(lambda: plan_elementwise(problem))
+    elementwise = cache(lambda: plan_elementwise(problem))
 
     def bind(numbers: QuantizeNumbers) -> Launch:
-        return together(plan.bind(numbers), choose(numbers)[1][0], lambda: instead().bind(numbers))
+        return with_fallback(plan.bind(numbers), choose(numbers)[1][0], lambda: elementwise().bind(numbers))
 
     return Plan(QuantizeNumbers, bind)
 
 
-def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Launch:
-    """Return ``launch``, whose ``blocks`` have to be co-resident, or the launch of ``instead`` where they cannot be.
+def with_fallback(launch: Launch, blocks: int, make_fallback: Callable[[], Launch]) -> Launch:
+    """Return ``launch``, whose ``blocks`` have to be co-resident, with a fallback for streams where they cannot be.
 
     With a green context or MPS, a stream has only some of the multiprocessors. The driver then refuses the launch, and
     nothing has run. But while the stream is captured, a refusal would come only from the graph, so a stream is checked
@@ -69,11 +69,11 @@ def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Laun
     driver refuses.)
     """
     known: set[int] = set()
-    other = cache(instead)
+    fallback = cache(make_fallback)
 
     def fits(stream: int) -> bool:
-        places = partitions.multiprocessors(stream)
-        if places is not None and places < blocks:
+        available = partitions.multiprocessors(stream)
+        if available is not None and available < blocks:
             return False
         if len(known) >= STREAMS_KNOWN:
             known.clear()
@@ -84,9 +84,9 @@ def together(launch: Launch, blocks: int, instead: Callable[[], Launch]) -> Laun
         if stream in known or fits(stream):
             try:
                 return launch(stream, x, data, scale, upper)
-            except partitions.LaunchError as error:
-                if error.status not in partitions.TOO_LARGE:
+            except launches.LaunchError as error:
+                if error.status not in launches.TOO_LARGE:
                     raise
-        return other()(stream, x, data, scale, upper)
+        return fallback()(stream, x, data, scale, upper)
 
     return run

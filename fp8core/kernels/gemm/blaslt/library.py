@@ -92,7 +92,7 @@ class Library:
         """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success."""
         if status:
             if self.dialect.platform == "hip":
-                device.drain()
+                device.clear_error()
             raise BackendError(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
 
 

@@ -32,7 +32,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
     of_device = library.handles.of_device(ordinal)
     shared = address(of_device)
     of_stream: dict[int, int] = {}
-    call = device.calling(ordinal, library.untyped("Matmul"))
+    call = device.with_current(ordinal, library.untyped("Matmul"))
     layouts = Layouts(library, product)
     matrices = layouts.weight, layouts.tokens, layouts.addend, layouts.out
     weight, tokens, addend, result = (address(matrix.handle) for matrix in matrices)
@@ -58,7 +58,7 @@ def plan(product: Product, number: int = 0) -> Matmul:
         out_at = address(out)
         handle, addend_at = shared, out_at if accumulates else None
         if per_stream:  # hipBLASLt, whose C is described as its D
-            stream = device.known(stream)
+            stream = device.driver_stream(stream)
             handle, addend_at = address(of_stream.get(stream) or handle_of(stream)), out_at
         arguments = (
             handle,

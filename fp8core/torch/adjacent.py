@@ -8,19 +8,19 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 
-class Joints:
-    """The joint tensors over groups of adjacent tensors, each kept for the lifetime of the first of its group."""
+class AdjacentTensors:
+    """One tensor over each group of adjacent tensors, kept for the lifetime of the first of the group."""
 
     def __init__(self) -> None:
         self._known: Any = WeakIdKeyDictionary()
 
-    def of(self, parts: Sequence[Tensor]) -> Tensor | None:
+    def as_one(self, parts: Sequence[Tensor]) -> Tensor | None:
         """Return one tensor over the rows of all parts, the same object at each call; None if they are not adjacent.
 
         Threads that ask at the same time may each get a tensor of their own, over the same memory.
         """
         first, rows = parts[0], sum(len(part) for part in parts)
-        if not follow(parts):
+        if not are_adjacent(parts):
             self.forget(first)
             return None
         joint: Tensor | None = self._known.get(first)
@@ -43,7 +43,7 @@ class Joints:
         return len(self._known)
 
 
-def follow(parts: Sequence[Tensor]) -> bool:
+def are_adjacent(parts: Sequence[Tensor]) -> bool:
     """Return whether tensors are contiguous and adjacent, in order, in one storage."""
     at, memory = parts[0].data_ptr(), parts[0].untyped_storage().data_ptr()
     for part in parts:
@@ -53,7 +53,7 @@ def follow(parts: Sequence[Tensor]) -> bool:
     return True
 
 
-def alone(part: Tensor) -> Tensor:
+def with_own_storage(part: Tensor) -> Tensor:
     """Return a tensor over the same memory whose storage holds nothing else; a copy if ``part`` is not contiguous.
 
     Programs that save tensors treat tensors of one storage as one: accelerate saves only the first of them, and
@@ -72,4 +72,4 @@ def alone(part: Tensor) -> Tensor:
         return made.set_(storage[begin : begin + part.nbytes], 0, part.shape, part.stride())
 
 
-JOINTS: Final = Joints()
+ADJACENT: Final = AdjacentTensors()

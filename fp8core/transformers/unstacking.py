@@ -10,11 +10,11 @@ from transformers.quantizers import base
 from fp8core.errors import CheckpointError
 from fp8core.transformers.names import WEIGHT, Names, transforms_of
 
-APART: Final[dict[str, Any]] = getattr(base, "MODULES_TO_PATCH_FOR_QUANTIZATION", {})
+UNSTACKED: Final[dict[str, Any]] = getattr(base, "MODULES_TO_PATCH_FOR_QUANTIZATION", {})
 """By class name: the unstacked module that transformers itself substitutes for checkpoints of other methods."""
 
 
-def put_apart(model: Any, present: Iterable[str]) -> None:
+def unstack_experts(model: Any, present: Iterable[str]) -> None:
     """Replace stacked experts by modules with one linear layer per weight, if the checkpoint stores them so.
 
     Args:
@@ -34,7 +34,7 @@ def put_apart(model: Any, present: Iterable[str]) -> None:
         place = next((one for one in places if one is not None), None)
         if place is None:
             continue  # the model has no such layer, which transformers reports
-        known = APART.get(type(modules[place]).__name__)
+        known = UNSTACKED.get(type(modules[place]).__name__)
         if known is None:
             raise CheckpointError(
                 f"{key} needs a layer of its own in {type(model).__name__}, got experts stacked in {place}"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8core.interop.oldest import OLDEST, require
+from fp8core.interop.versions import OLDEST, require_version
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "how-to"
 PAGES = {"torch": "fp8-linear-in-pytorch.md", "jax": "jax.md", "transformers": "transformers.md"}
@@ -34,10 +34,10 @@ NAMES = {"jax": "JAX"}
 def test_versions_are_compared_by_their_numbers(monkeypatch, framework, version, able):
     monkeypatch.setitem(sys.modules, framework, SimpleNamespace(__version__=version))
     if able:
-        require(framework)
+        require_version(framework)
         return
     with pytest.raises(ImportError) as caught:
-        require(framework)
+        require_version(framework)
     assert str(caught.value) == f"fp8core.{framework} needs {framework} {OLDEST[framework]} or later, got {version}"
 
 
@@ -53,6 +53,6 @@ def test_it_is_the_first_that_an_import_says(framework, tmp_path):
 
 
 @pytest.mark.parametrize("framework", OLDEST)
-def test_the_page_says_so(framework):
+def test_the_page_names_the_oldest_release(framework):
     head = (DOCS / PAGES[framework]).read_text(encoding="utf-8").partition("\n## ")[0]
     assert f"{NAMES.get(framework, framework)} {OLDEST[framework]} or later" in head

@@ -63,11 +63,11 @@ def _plain(schema: str) -> Option:
     return Option(schema, _same, _same)
 
 
-class Form(NamedTuple):
+class Overload(NamedTuple):
     """One overload of an operation."""
 
-    overload: str
-    """The overload's name; empty for the overload that allocates all results."""
+    name: str
+    """Empty for the overload that allocates all results."""
     passed: tuple[int, ...]
     """The positions of the operands that are arguments, in order."""
     out: tuple[int, ...]
@@ -80,16 +80,16 @@ class Form(NamedTuple):
     """Pairs (result, argument) of positions: the result is written in place, into the memory of the argument."""
 
 
-class Entry(NamedTuple):
-    """An operation, the names of its arguments, and its overloads."""
+class Operator(NamedTuple):
+    """A torch operator: its operation, the names of its arguments, and its overloads."""
 
     name: str
     operation: Operation
     arguments: tuple[str, ...]
     """The names of the operands."""
     options: tuple[Option | None, ...]
-    """None stands for the option that says whether the scale is given: each overload fixes it (`Form.given`)."""
-    forms: tuple[Form, ...]
+    """None stands for the option that says whether the scale is given: each overload fixes it (`Overload.given`)."""
+    overloads: tuple[Overload, ...]
     scale: int | None = None
     """The position of the scale among the operands, for quantizations."""
     bare: bool = False
@@ -97,40 +97,40 @@ class Entry(NamedTuple):
     counts: bool = False
     """Whether the call's note is the extent of its first operand."""
 
-    def schema(self, form: Form) -> str:
+    def schema(self, overload: Overload) -> str:
         """Return the overload's schema without its name."""
         letters = iter("abcdef")
         arguments = []
-        for at in form.passed:
-            optional = "" if at == 0 or at in form.out else "?"
-            written = f"({next(letters)}!)" if at in form.out else ""
+        for at in overload.passed:
+            optional = "" if at == 0 or at in overload.out else "?"
+            written = f"({next(letters)}!)" if at in overload.out else ""
             arguments.append(f"Tensor{written}{optional} {self.arguments[at]}")
         arguments += [option.schema for option in self.options if option is not None]
-        results = ", ".join("Tensor" for _ in form.new)
-        return f"({', '.join(arguments)}) -> {results if len(form.new) == 1 else f'({results})'}"
+        results = ", ".join("Tensor" for _ in overload.new)
+        return f"({', '.join(arguments)}) -> {results if len(overload.new) == 1 else f'({results})'}"
 
-    def pack(self, form: Form, operands: Any, options: Any) -> list[Any]:
+    def pack(self, overload: Overload, operands: Any, options: Any) -> list[Any]:
         """Return the arguments of a call of the overload."""
-        arguments = [operands[at] for at in form.passed]
+        arguments = [operands[at] for at in overload.passed]
         values = (options,) if self.bare else options or ()
         for option, value in zip(self.options, values, strict=True):
             if option is not None:
                 arguments.append(option.pack(value))
         return arguments
 
-    def unpacker(self, form: Form) -> Callable[..., tuple[tuple[Any, ...], Any]]:
+    def unpacker(self, overload: Overload) -> Callable[..., tuple[tuple[Any, ...], Any]]:
         """Return a function that converts the overload's arguments to the operation's operands and options.
 
         The function is generated, as every call of the operator runs it: loops would take several microseconds.
         """
-        names = {at: f"x{at}" for at in form.passed}
+        names = {at: f"x{at}" for at in overload.passed}
         parameters = [*names.values()]
-        names.update((result, names[source]) for result, source in form.copied)
+        names.update((result, names[source]) for result, source in overload.copied)
         operands = "".join(f"{names.get(at)}, " for at in range(len(self.arguments)))
         made, space = [], {}
         for at, option in enumerate(self.options):
             if option is None:
-                made.append(repr(form.given))
+                made.append(repr(overload.given))
             else:
                 _, given, default = option.schema.partition("=")  # torch omits arguments that equal their default
                 parameters.append(f"option{at}{given}{default}")
@@ -143,29 +143,29 @@ class Entry(NamedTuple):
         return unpack
 
 
-def _scaled(before: tuple[int, ...], out: int) -> Iterator[Form]:
+def _scaled(before: tuple[int, ...], out: int) -> Iterator[Overload]:
     """Yield the overloads of a quantization, whose operands end in codes (position ``out``), scale and upper bound."""
     scale, upper = out + 1, out + 2
     for outs, codes in (((), (out,)), ((out,), ())):
         kept = *outs, scale
-        yield Form("out" if outs else "", (*before, *outs, upper), outs, (*codes, scale))
-        yield Form("out_scale" if outs else "scale", (*before, *kept, upper), kept, codes)
-        yield Form("static_out" if outs else "static", (*before, *kept, upper), outs, codes, given=True)
+        yield Overload("out" if outs else "", (*before, *outs, upper), outs, (*codes, scale))
+        yield Overload("out_scale" if outs else "scale", (*before, *kept, upper), kept, codes)
+        yield Overload("static_out" if outs else "static", (*before, *kept, upper), outs, codes, given=True)
 
 
-def _with_out(passed: tuple[int, ...], out: int) -> tuple[Form, ...]:
+def _with_out(passed: tuple[int, ...], out: int) -> tuple[Overload, ...]:
     """Return the overloads of an operation whose only result, at position ``out``, may be given by the caller."""
-    return Form("", passed, (), (out,)), Form("out", tuple(sorted((*passed, out))), (out,), ())
+    return Overload("", passed, (), (out,)), Overload("out", tuple(sorted((*passed, out))), (out,), ())
 
 
-def _and_with(at: int, name: str, forms: Iterable[Form]) -> Iterator[Form]:
+def _and_with(at: int, suffix: str, overloads: Iterable[Overload]) -> Iterator[Overload]:
     """Yield each overload, and its variant with one more operand, at position ``at``, that it writes to."""
-    for form in forms:
-        yield form
-        yield form._replace(
-            overload=f"{form.overload}_{name}" if form.overload else name,
-            passed=tuple(sorted((*form.passed, at))),
-            out=tuple(sorted((*form.out, at))),
+    for overload in overloads:
+        yield overload
+        yield overload._replace(
+            name=f"{overload.name}_{suffix}" if overload.name else suffix,
+            passed=tuple(sorted((*overload.passed, at))),
+            out=tuple(sorted((*overload.out, at))),
         )
 
 
@@ -186,13 +186,13 @@ _WIDTHS: Final = (Option("int[] logical_widths", _pair, _tuple),)
 _ROUNDED: Final = _plain("bool round_intermediate")
 
 
-def _mm(name: str, operation: Operation, second: str) -> Entry:
+def _mm(name: str, operation: Operation, second: str) -> Operator:
     arguments = "a", second, "scale_a", "scale_b", "bias", "out", "out_scale", "amax"
-    return Entry(name, operation, arguments, _MM, tuple(_and_with(7, "amax", _with_out((0, 1, 2, 3, 4, 6), 5))))
+    return Operator(name, operation, arguments, _MM, tuple(_and_with(7, "amax", _with_out((0, 1, 2, 3, 4, 6), 5))))
 
 
-ENTRIES: Final = (
-    Entry(
+OPERATORS: Final = (
+    Operator(
         "quantize",
         QUANTIZE_CALLS,
         ("x", "out", "scale", "scale_ub"),
@@ -200,7 +200,7 @@ ENTRIES: Final = (
         tuple(_scaled((0,), 1)),
         scale=2,
     ),
-    Entry(
+    Operator(
         "rms_norm_quant",
         NORM_CALLS,
         ("x", "weight", "residual", "out", "scale", "scale_ub"),
@@ -208,7 +208,7 @@ ENTRIES: Final = (
         tuple(_and_with(2, "residual", _scaled((0, 1), 3))),
         scale=4,
     ),
-    Entry(
+    Operator(
         "silu_and_mul_quant",
         SILU_CALLS,
         ("x", "out", "scale", "scale_ub"),
@@ -216,7 +216,7 @@ ENTRIES: Final = (
         tuple(_scaled((0,), 1)),
         scale=2,
     ),
-    Entry(
+    Operator(
         "dequantize",
         DEQUANTIZE_CALLS,
         ("q", "scale", "out"),
@@ -225,7 +225,7 @@ ENTRIES: Final = (
     ),
     _mm("scaled_mm", SCALED_MM_CALLS, "b"),
     _mm("scaled_mm_nt", SCALED_MM_NT_CALLS, "weight"),
-    Entry(
+    Operator(
         "linear",
         LINEAR_CALLS,
         ("x", "weight", "weight_scale", "bias", "input_scale", "scale_ub", "out"),
@@ -240,39 +240,39 @@ ENTRIES: Final = (
         ),
         _with_out((0, 1, 2, 3, 4, 5), 6),
     ),
-    Entry(
+    Operator(
         "requantize_with_max_scale",
         REQUANTIZE_CALLS,
         ("weight", "weight_scale", "out", "max_scale"),
         _WIDTHS,
         (
-            Form("inplace", (0, 1), (0,), (3,), copied=((2, 0),)),
-            Form("out", (0, 1, 2), (2,), (3,)),
+            Overload("inplace", (0, 1), (0,), (3,), copied=((2, 0),)),
+            Overload("out", (0, 1, 2), (2,), (3,)),
         ),
         bare=True,
     ),
-    Entry(
+    Operator(
         "convert_to_channelwise",
         EXPAND_CALLS,
         ("weight_scale", "out"),
         _WIDTHS,
-        (Form("", (0,), (), (1,)),),
+        (Overload("", (0,), (), (1,)),),
         bare=True,
     ),
-    Entry("all_close_1d", ALL_CLOSE_CALLS, ("x", "result"), (), (Form("", (0,), (), (1,)),), counts=True),
-    Entry(
+    Operator("all_close_1d", ALL_CLOSE_CALLS, ("x", "result"), (), (Overload("", (0,), (), (1,)),), counts=True),
+    Operator(
         "normalize",
         NORMALIZE_CALLS,
         ("weight", "out", "weight_scale", "new_weight_scale", "input_scale", "new_input_scale"),
         (_plain("str old"), _plain("str new")),
         (
-            Form("", (0, 2), (), (1, 3)),
-            Form("input", (0, 2, 4), (), (1, 3, 5)),
-            Form("out", (0, 1, 2), (1,), (3,)),
-            Form("input_out", (0, 1, 2, 4), (1,), (3, 5)),
-            Form("inplace", (0, 2), (0,), (3,), copied=((1, 0),)),
-            Form("input_inplace", (0, 2, 4), (0,), (3, 5), copied=((1, 0),)),
+            Overload("", (0, 2), (), (1, 3)),
+            Overload("input", (0, 2, 4), (), (1, 3, 5)),
+            Overload("out", (0, 1, 2), (1,), (3,)),
+            Overload("input_out", (0, 1, 2, 4), (1,), (3, 5)),
+            Overload("inplace", (0, 2), (0,), (3,), copied=((1, 0),)),
+            Overload("input_inplace", (0, 2, 4), (0,), (3, 5), copied=((1, 0),)),
         ),
     ),
 )
-"""One entry for each public function that returns arrays, except `per_tensor_dequantize`, which calls `dequantize`."""
+"""One for each public function that returns arrays, except `per_tensor_dequantize`, which calls `dequantize`."""

@@ -9,7 +9,7 @@ from fp8core.checkpoint import quantize_checkpoint  # noqa: E402 - after the ski
 from fp8core.errors import CheckpointError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Fp8CoreConfig, from_pretrained  # noqa: E402
-from fp8core.transformers.apart import put_apart  # noqa: E402
+from fp8core.transformers.unstacking import unstack_experts  # noqa: E402
 from huggingface.cases import TOKENS, distance, logits, random_model, tensors_of  # noqa: E402
 
 SIZES = {
@@ -73,5 +73,5 @@ def test_experts_that_no_module_takes_one_by_one_are_refused():
     with pytest.raises(
         CheckpointError, match=f"{key} needs a layer of its own in LlamaForCausalLM, got experts stacked"
     ):
-        put_apart(model, [key])
-    put_apart(model, ["model.layers.0.mlp.experts.down_proj", "model.layers.7.mlp.experts.1.down_proj.weight"])
+        unstack_experts(model, [key])
+    unstack_experts(model, ["model.layers.0.mlp.experts.down_proj", "model.layers.7.mlp.experts.1.down_proj.weight"])

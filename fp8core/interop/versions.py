@@ -9,7 +9,7 @@ OLDEST: Final = {"torch": "2.11", "jax": "0.10.2", "transformers": "5.17"}
 `fp8core.torch`."""
 
 
-def require(framework: str) -> None:
+def require_version(framework: str) -> None:
     """Check a framework's version, before importing from it what older releases lack.
 
     Raises:

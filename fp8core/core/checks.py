@@ -1,0 +1,94 @@
+"""Checks of arguments that are not arrays: group shapes, extents, flags, names and numbers."""
+
+import math
+import operator
+from collections.abc import Collection
+from typing import Any
+
+from fp8core.errors import DTypeError, ShapeError
+from fp8core.interop import scalar
+from fp8core.problem import GroupShape
+
+LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
+"""The largest finite number of float32."""
+BECOMES_INFINITY = 2.0**128 - 2.0**103
+"""Numbers from here on are rounded to infinity in float32. (`torch.compile` can trace a comparison, but not
+`struct`.)"""
+BECOMES_ZERO = 2.0**-150
+"""Numbers up to this are rounded to zero."""
+
+
+def group_shape(given: object, name: str = "group_shape") -> GroupShape:
+    """Return a group shape: two whole numbers, each -1, or positive and at most what a kernel's int holds."""
+    pair = tuple(given) if isinstance(given, tuple | list) else ()
+    sides = [whole_number(side) for side in pair]
+    if len(sides) != 2 or any(side is None or not (side == -1 or 0 < side < 1 << 31) for side in sides):
+        raise ShapeError(f"{name} needs a pair of whole numbers, each -1 or 1 to 2**31 - 1, got {given!r}")
+    return GroupShape(*map(int, pair))
+
+
+def extent(given: object, name: str) -> int:
+    """Return the extent of an axis: a whole number of at most 31 bits."""
+    number = whole_number(given)
+    if number is None or not 0 <= number < 1 << 31:
+        raise ShapeError(f"{name} needs a whole number from 0 to 2**31 - 1, got {given!r}")
+    return number
+
+
+def extents(given: object, name: str, least: int = 0) -> tuple[int, ...]:
+    """Return the extents of several axes: whole numbers of at least ``least`` and at most 31 bits."""
+    numbers = whole_numbers(given)
+    if numbers is None or any(not least <= number < 1 << 31 for number in numbers):
+        raise ShapeError(f"{name} needs whole numbers from {least} to 2**31 - 1, got {given!r}")
+    return numbers
+
+
+def least_rows(given: object, name: str) -> int:
+    """Return the least number of rows of a result: a whole number of at most 31 bits, or negative."""
+    rows = whole_number(given)
+    if rows is None or rows >= 1 << 31:
+        raise ShapeError(f"{name} needs a whole number, at most 2**31 - 1, got {given!r}")
+    return rows
+
+
+def in_float32(number: float) -> bool:
+    """Return whether a number can be rounded to float32 without becoming zero or infinity, unless it is one of them."""
+    magnitude = abs(number)
+    return not (BECOMES_INFINITY <= magnitude < math.inf or 0 < magnitude <= BECOMES_ZERO)
+
+
+def is_one_of(x: object, known: Collection[str]) -> bool:
+    """Return whether ``x`` is a string among these; anything else is neither hashed nor compared."""
+    return isinstance(x, str) and x in known
+
+
+def flag(x: Any, name: str) -> bool:
+    """Return ``x`` as a bool; it may be a bool of Python or NumPy, or 1 or 0."""
+    known = isinstance(x, int) and x in (0, 1)
+    if not known and type(x).__name__ not in ("bool", "bool_"):
+        raise DTypeError(f"{name} needs True or False, got {x!r}")
+    return bool(x)
+
+
+def as_int(x: Any) -> int:
+    """Return a whole number as an int, also from an array of one element; raise TypeError for anything else."""
+    number = whole_number(x)
+    return operator.index(x) if number is None else number
+
+
+def whole_numbers(x: Any) -> tuple[int, ...] | None:
+    """Return the items of ``x`` as ints; None if ``x`` is not iterable, or an item is not a whole number."""
+    try:
+        given = tuple(x)
+    except TypeError:
+        return None
+    return None if None in map(whole_number, given) else tuple(map(int, given))
+
+
+def whole_number(x: Any) -> int | None:
+    """Return a whole number as an int, otherwise None.
+
+    2.0 and True count as whole numbers: they equal ints, so a cached call accepts them as well.
+    """
+    number = float(x) if x is True or x is False else scalar(x)
+    return None if number is None or not number.is_integer() else int(number)
