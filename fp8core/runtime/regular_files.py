@@ -1,4 +1,4 @@
-"""Opens regular files and nothing else, without waiting: the end of a FIFO may never come."""
+"""Opens and reads regular files and nothing else, without waiting: the end of a FIFO may never come."""
 
 import errno
 import os
@@ -33,3 +33,9 @@ def open_regular(path: str | os.PathLike[str], *, at: int | None = None, follow:
         number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
         raise OSError(number, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}", os.fspath(path))
     return descriptor
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Return the contents of a regular file; raise OSError as `open_regular`."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        return file.read()
