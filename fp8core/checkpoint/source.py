@@ -1,6 +1,7 @@
 """The files of a checkpoint: weights, their index, config.json, and others."""
 
 import json
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from fp8core.checkpoint.files import Entry, Header, read_header
 from fp8core.checkpoint.naming import WEIGHT, other_quantization
 from fp8core.errors import CheckpointError
+from fp8core.runtime.regular_files import read_regular
 
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
@@ -40,6 +42,8 @@ LEFT_OUT_FOLDERS: Final = {
     "another form of the weights": ("onnx", "openvino", "original", "coreml", "gguf", "metal"),
     "hidden": (".*",),
 }
+ODD: Final = "not a regular file"
+"""The reason to leave out a FIFO, a socket or a device, or a link to one."""
 
 
 class Extra(NamedTuple):
@@ -213,14 +217,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file, or an empty one if there is no such file.
 
     Raises:
-        CheckpointError: the file is not JSON, or not a JSON object.
+        CheckpointError: the file cannot be read, is not a regular file, not JSON, or not a JSON object.
     """
     return _json(path) if path.exists() else {}
 
 
 def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes(), object_pairs_hook=pairs)
+        value = json.loads(read_regular(path), object_pairs_hook=pairs)
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -250,7 +256,7 @@ def _extras(root: Path, files: list[str], headers: tuple[Header, ...]) -> Iterat
             reason = "another form of the weights: its tensors have the same names" if shared else "not in the index"
             yield Extra(name, not shared, reason, one.stat().st_size)
         else:
-            yield Extra(name, True, "", one.stat().st_size)
+            yield _copied(name, one)
 
 
 def _below(root: Path, folder: Path) -> Iterator[Extra]:
@@ -266,7 +272,13 @@ def _below(root: Path, folder: Path) -> Iterator[Extra]:
             yield from _below(root, one)
         else:
             weights = name.endswith((".safetensors", ".bin", ".pt", ".pth"))
-            yield Extra(place, True, "in a subfolder" if weights else "", one.stat().st_size)
+            yield _copied(place, one, "in a subfolder" if weights else "")
+
+
+def _copied(name: str, path: Path, reason: str = "") -> Extra:
+    """Return a file to be copied, unless it is a FIFO, a socket or a device, whose end may never come."""
+    status = path.stat()
+    return Extra(name, True, reason, status.st_size) if stat.S_ISREG(status.st_mode) else Extra(name, False, ODD, 0)
 
 
 def _reason(name: str, table: Mapping[str, tuple[str, ...]]) -> str:

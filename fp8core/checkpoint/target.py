@@ -11,6 +11,7 @@ from typing import NamedTuple
 from fp8core.checkpoint.replacing import Leftover, leftovers, remove
 from fp8core.checkpoint.source import RECORD, Source
 from fp8core.errors import CheckpointError
+from fp8core.runtime.regular_files import read_regular
 
 Identity = tuple[int, int] | None
 
@@ -106,8 +107,8 @@ def _refuse_folder(found: Destination) -> None:
 def _record(folder: Path) -> dict[str, int] | None:
     """Return the sizes of the files that fp8core wrote into a folder, from its record, or None without one."""
     try:
-        record = json.loads((folder / RECORD).read_bytes())
-    except (OSError, ValueError):
+        record = json.loads(read_regular(folder / RECORD))
+    except (OSError, ValueError, RecursionError):
         return None
     files = record.get("files") if isinstance(record, dict) else None
     return files if isinstance(files, dict) else None

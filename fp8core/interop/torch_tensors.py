@@ -14,6 +14,7 @@ from fp8core.interop.tensor import (
     Framework,
     Result,
     TensorView,
+    bytes_spanned,
     check_aligned,
     new_tuple,
     refused_dtype,
@@ -85,7 +86,13 @@ class Torch(Framework):
                 f"{name} needs its values in memory, got torch's negative bit set: call resolve_neg() first"
             )
         check_aligned(pointer, dtype, name)
-        seen: TensorView = new_tuple(TensorView, (pointer, dtype, tuple(x.shape), strides, target, self, x, None))
+        shape = tuple(x.shape)
+        needed = x.storage_offset() * x.itemsize + bytes_spanned(shape, strides, dtype)
+        if needed > x.untyped_storage().nbytes() and x.numel():
+            raise LayoutError(
+                f"{name} needs a storage of {needed} bytes, got one that was resized to {x.untyped_storage().nbytes()}"
+            )
+        seen: TensorView = new_tuple(TensorView, (pointer, dtype, shape, strides, target, self, x, None))
         return seen
 
     def declared(self, x: Any, name: str) -> tuple[str, Target]:

@@ -25,6 +25,7 @@ from typing import Final
 
 import platformdirs
 
+from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 
 FOLDER_VARIABLE: Final = "FP8CORE_CACHE_DIR"
@@ -38,16 +39,7 @@ _MAGIC: Final = b"fp8core\x01"
 _HEADER: Final = len(_MAGIC) + hashlib.sha256().digest_size
 _PATH_ONLY: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Opens folders without needing permission to list them, which folders above a home folder may deny."""
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-"""Opens files without following a link, and without waiting for the writer of a FIFO."""
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_KINDS: Final = {
-    stat.S_IFDIR: "a directory",
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-    stat.S_IFSOCK: "a socket",
-}
 
 
 def folder() -> Path:
@@ -177,15 +169,13 @@ def _reason(error: OSError) -> str:
 def _read(at: int, name: str) -> bytes:
     """Return the kernel in the file ``name``, or raise OSError with the reason why it cannot be used."""
     try:
-        descriptor = os.open(name, _READ, dir_fd=at)
+        descriptor = open_regular(name, at=at, follow=False)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise _refused("it is a symbolic link") from error
         raise
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise _refused(f"it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no regular file')}")
         _check_owner(status, "it belongs")
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise _refused(f"it can be written by others (mode {stat.S_IMODE(status.st_mode):04o})")

@@ -8,6 +8,7 @@ from torch import nn
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.selection import Selection, selection
+from fp8core.errors import CheckpointError
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
 from fp8core.torch.linear import Linear
@@ -31,6 +32,17 @@ def replace(places: Sequence[Place], made: nn.Linear) -> None:
     take_hook(made, places[0].layer)
     for place in places:
         setattr(place.parent, place.attribute, made)
+
+
+def not_finite(weight: torch.Tensor) -> bool:
+    """Return whether a weight holds NaN or infinities: the quantized layer would return NaN."""
+    return not weight.is_meta and not torch.stack(weight.detach().aminmax()).isfinite().all()  # NaN is both of them
+
+
+def refused(names: Sequence[str]) -> CheckpointError:
+    """Return the error for weights that are `not_finite`, in the words of ``fp8core quantize``."""
+    others = f" (and {len(names) - 1} other weights)" if len(names) > 1 else ""
+    return CheckpointError(f"{names[0]} needs finite values, got NaN or Inf{others}")
 
 
 def has_hooks(layer: nn.Module) -> bool:

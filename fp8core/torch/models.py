@@ -11,7 +11,7 @@ from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
-from fp8core.torch.layers import has_hooks, layers_of, replace, sorted_layers
+from fp8core.torch.layers import has_hooks, layers_of, not_finite, refused, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -66,7 +66,8 @@ def quantize_model_(
         The names of the quantized layers, and why other linear layers were kept.
 
     Raises:
-        CheckpointError: scheme or a regular expression is not valid, or a pattern matches no layer.
+        CheckpointError: scheme or a regular expression is not valid, or a pattern matches no layer; or a weight to be
+            quantized holds NaN or infinities. No layer has been replaced then.
         LayoutError: model is itself a linear layer, so that there is no parent to put a new layer into.
         ScaleError: input_scales names a layer that is not to be quantized, or holds a scale that is not a positive
             number. No layer has been replaced then.
@@ -97,6 +98,9 @@ def quantize_model_(
         if static_scale(scale) is None:
             raise ScaleError(f"input_scales needs numbers above 0 that float32 holds, got {scale!r} for {name!r}")
     quantized = tuple(found.chosen)
+    bad = [f"{name}.weight" for name, places in found.chosen.items() if not_finite(places[0].layer.weight)]
+    if bad:
+        raise refused(bad)
     for name in quantized:
         places = found.chosen.pop(name)
         made = Linear.from_linear(places[0].layer, input_scale=scales.get(name), **options)

@@ -109,11 +109,18 @@ class Operator(NamedTuple):
         results = ", ".join("Tensor" for _ in overload.new)
         return f"({', '.join(arguments)}) -> {results if len(overload.new) == 1 else f'({results})'}"
 
+    def _values(self, options: Any) -> Any:
+        return (options,) if self.bare else options or ()
+
+    def named(self, options: Any) -> list[tuple[str, Any]]:
+        """Return the names and the values of a call's options."""
+        pairs = zip(self.options, self._values(options), strict=True)
+        return [(option.schema.split()[-1].partition("=")[0], value) for option, value in pairs if option is not None]
+
     def pack(self, overload: Overload, operands: Any, options: Any) -> list[Any]:
         """Return the arguments of a call of the overload."""
         arguments = [operands[at] for at in overload.passed]
-        values = (options,) if self.bare else options or ()
-        for option, value in zip(self.options, values, strict=True):
+        for option, value in zip(self.options, self._values(options), strict=True):
             if option is not None:
                 arguments.append(option.pack(value))
         return arguments

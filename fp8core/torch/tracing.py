@@ -13,7 +13,7 @@ from fp8core import interop, ops
 from fp8core.core import checks
 from fp8core.core.operation import Interned, Operation, float32_number
 from fp8core.core.scale_shapes import is_one_number
-from fp8core.errors import DeviceError, LayoutError
+from fp8core.errors import DeviceError, DTypeError, LayoutError
 from fp8core.interop.eager import skip_frames, stand_in, traceable
 from fp8core.ops import all_close
 from fp8core.ops.layer_checks import State
@@ -76,6 +76,9 @@ def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tu
             raise LayoutError(refusal)
         if type(options) is Interned:
             options = options.options
+        if torch.compiler.is_dynamo_compiling():
+            for name, x in (*zip(operation.operands, operands, strict=True), *operator.named(options)):
+                _refuse_numpy_numbers(x, name)
         arrays = list(operands)
         for at in operation.numbers:
             arrays[at] = _array(arrays[at], operands[0], operation.operands[at])
@@ -89,6 +92,18 @@ def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tu
         return _with_results(overload, arrays, made), _note(operator, overload, arrays, options)
 
     return call
+
+
+def _refuse_numpy_numbers(x: Any, name: str) -> None:
+    """Refuse numbers of NumPy, also in a sequence: torch.compile traces them as 0-d arrays without a known value."""
+    if isinstance(x, tuple | list):
+        for item in x:
+            _refuse_numpy_numbers(item, name)
+    elif type(x).__module__ == "numpy" and getattr(x, "shape", None) == ():
+        raise DTypeError(
+            f"{name} needs a Python number while torch traces a call, got a NumPy number or a 0-d array: "
+            "convert it outside of the compiled function"
+        )
 
 
 def _refused_derivative(name: str) -> str | None:

@@ -17,6 +17,7 @@ from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
+from fp8core.torch.layers import not_finite, refused
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
@@ -56,6 +57,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         """By name: the weights to quantize when they are loaded, with the static scales of these layers' inputs."""
         self._loaded: tuple[str, ...] = ()
         """The names of the FP8 layers that were loaded, which the saved configuration describes."""
+        self._bad: list[str] = []
+        """The names of the loaded weights that are not finite."""
 
     # Before the weights are loaded.
 
@@ -181,7 +184,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_quantize_ops(self) -> Any:
         """Return the operation that quantizes a loaded weight."""
-        return Quantize(self.quantization_config, self._chosen)
+        return Quantize(self.quantization_config, self._chosen, self._bad)
 
     @property
     def quantized_element_size(self) -> float:
@@ -191,6 +194,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     # Afterwards.
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        if self._bad:
+            raise refused(sorted(self._bad))
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
         for name, layer in layers.items():
             complete(name, layer)
@@ -234,15 +239,17 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]
-    """Quantizes a loaded weight, and replaces its linear layer by an FP8 layer."""
+    """Quantizes a loaded weight, and replaces its linear layer by an FP8 layer; notes weights that are not finite."""
 
-    def __init__(self, config: Fp8CoreConfig, input_scales: Mapping[str, float | None]) -> None:
-        self.config, self.input_scales = config, input_scales
+    def __init__(self, config: Fp8CoreConfig, input_scales: Mapping[str, float | None], bad: list[str]) -> None:
+        self.config, self.input_scales, self.bad = config, input_scales, bad
 
     def convert(self, input_dict: dict[str, Any], *, full_layer_name: str, model: Any, **_: Any) -> dict[str, Any]:
         """Return the codes and scales by name, as parameters of the new layer."""
         (loaded,) = input_dict.values()
         weight = loaded[0] if isinstance(loaded, list) else loaded
+        if not_finite(weight):  # transformers would replace an error that is raised here by one without the name
+            self.bad.append(full_layer_name)
         place = full_layer_name.removesuffix(WEIGHT)
         linear = model.get_submodule(place)
         linear.weight = nn.Parameter(weight, requires_grad=False)

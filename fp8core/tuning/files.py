@@ -17,6 +17,7 @@ from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
 from fp8core.runtime.locks import lock
+from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
 
@@ -167,7 +168,7 @@ def load_named() -> None:
 
 def _read(file: Path) -> Contents:
     """Return the contents of a file; raise OSError if it cannot be read."""
-    with file.open("rb") as opened:
+    with os.fdopen(open_regular(file), "rb") as opened:
         data = opened.read(LARGEST + 1)
     if len(data) > LARGEST:
         raise OSError(errno.EFBIG, f"more than {LARGEST:,} bytes", str(file))

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from safetensors.torch import save_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM, T5Config, T5EncoderModel  # noqa: E402 - after the skips
 
 import fp8core.torch  # noqa: E402
@@ -170,6 +170,17 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
     (tmp_path / "wide" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"needs safetensors files, got \['pytorch_model.bin'\]"):
         from_pretrained(tmp_path / "wide")
+
+
+def test_a_weight_that_is_not_finite_is_named(tmp_path):
+    written("llama", tmp_path)
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[name][3, 5] = torch.nan
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"{name} needs finite values, got NaN or Inf"):
+        from_pretrained(tmp_path)
+    assert from_pretrained(tmp_path, quantization_config=Fp8CoreConfig(exclude=["*.1.mlp.*"])) is not None
 
 
 def test_t5_keeps_the_layers_that_decide_the_dtype_of_their_input():

@@ -259,3 +259,19 @@ def test_nested_tensors_of_the_size_of_others_are_refused(place):
             print("refused")
         """
     assert run(program, str(place)) == ["refused"]
+
+
+def test_a_storage_that_was_resized_to_fewer_bytes_is_refused():
+    for keep in (0, 64, (15 * 24 + 8) * 4 - 1):
+        x = torch.ones(16, 24)[:, :8]
+        rest = x[8:]
+        x.untyped_storage().resize_(keep)
+        for part in (x, rest):
+            with pytest.raises(LayoutError, match=r"x needs (a storage of|memory of its own)"):
+                fp8core.quantize(part, stream=0)
+    part = torch.ones(16, 24)[:4]
+    part.untyped_storage().resize_(4 * 24 * 4)  # all that the part spans
+    assert fp8core.quantize(part).data.shape == (4, 24)
+    x = torch.ones(16, 0)
+    x.untyped_storage().resize_(0)
+    assert fp8core.quantize(x).data.shape == (16, 0)

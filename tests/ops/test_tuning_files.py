@@ -1,8 +1,11 @@
 """Tunings in files, without a GPU: written by several processes, damaged, of other machines, and read at first use."""
 
+import os
 import re
+import socket
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -217,6 +220,32 @@ def test_a_named_file_that_is_missing_is_one_warning(stub, monkeypatch, tmp_path
     with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: No such file") as caught:
         assert [SCALED_MM.choice(PROBLEM._replace(m=m)) for m in (96, 97)] == [("cublaslt", 0)] * 2
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "directory", "device", "socket"])
+def test_a_named_file_that_is_no_regular_file_is_one_warning(stub, monkeypatch, tmp_path, kind):
+    path = tmp_path / "x"
+    if kind == "FIFO":
+        os.mkfifo(path)  # without a writer: reading would wait forever
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "device":
+        path = Path("/dev/zero")
+    else:
+        monkeypatch.chdir(tmp_path)  # the path of a socket is short
+        socket.socket(socket.AF_UNIX).bind("x")
+    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: ") as caught:
+        assert [SCALED_MM.choice(PROBLEM._replace(m=m)) for m in (96, 97)] == [("cublaslt", 0)] * 2
+    assert len(caught) == 1
+    if kind != "socket":  # a socket cannot even be opened
+        assert str(caught[0].message).endswith(f"it is a {kind}")
+    with pytest.raises(OSError, match=str(path)):
+        load_tunings()
+    with pytest.raises(OSError, match=str(path)):
+        save_tunings()
+    assert not path.with_name(f"{path.name}.lock").exists()
 
 
 def test_the_table_asks_for_the_named_file():

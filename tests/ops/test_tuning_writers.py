@@ -105,7 +105,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(stub, monkeypatch, tmp_pat
 
     opened = os.open
     fails = {
-        "open": (os, "open", lambda path, *how: fail() if ".x." in str(path) else opened(path, *how)),
+        "open": (os, "open", lambda path, *how, **at: fail() if ".x." in str(path) else opened(path, *how, **at)),
         "fsync": (os, "fsync", fail),
         "replace": (Path, "replace", fail),
     }

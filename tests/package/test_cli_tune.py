@@ -83,7 +83,7 @@ def test_the_layers_of_a_model_are_tuned_for_each_number_of_rows(fp8core_, tmp_p
 
 @pytest.mark.parametrize(
     ("out", "said"),
-    [("thesis", "which holds something else"), ("folder", "Is a directory"), ("thesis/x", "Not a directory")],
+    [("thesis", "which holds something else"), ("folder", "it is a directory"), ("thesis/x", "Not a directory")],
 )
 def test_where_the_file_cannot_be_written_nothing_is_timed(fp8core_, monkeypatch, tmp_path, out, said):
     monkeypatch.setattr(timing, "times", None)

@@ -3,11 +3,12 @@
 import errno
 import fcntl
 import os
+import re
 import stat
 
 import pytest
 
-from fp8core.checkpoint import quantize_checkpoint
+from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import source  # noqa: F401
 from support.checkpoints import left_in
@@ -48,3 +49,24 @@ def test_a_source_that_is_no_plain_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "in.safetensors")
     with pytest.raises(CheckpointError, match=r"cannot read .*in\.safetensors: it is not a plain file"):
         quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json", "hf_quant_config.json"])
+def test_a_fifo_in_the_place_of_a_json_file_is_refused_at_once(tmp_path, source, name):
+    (source / name).unlink(missing_ok=True)
+    os.mkfifo(source / name)
+    with pytest.raises(CheckpointError, match=rf"cannot read .*{re.escape(name)}: it is a FIFO"):
+        open_checkpoint(source)
+
+
+def test_other_files_that_have_no_end_are_left_out_and_named(tmp_path, source):
+    (source / "deep").mkdir()
+    os.mkfifo(source / "deep" / "pipe")
+    (source / "zeros").symlink_to("/dev/zero")
+    (source / "notes").symlink_to(tmp_path / "notes")
+    (tmp_path / "notes").write_text("of the user")
+    left = {one.name: one.reason for one in plan_checkpoint(source).extras if not one.copied}
+    assert left == {"deep/pipe": "not a regular file", "zeros": "not a regular file"}
+    quantize_checkpoint(source, tmp_path / "out")
+    assert (tmp_path / "out" / "notes").read_text() == "of the user"
+    assert not (tmp_path / "out" / "zeros").exists()

@@ -1,5 +1,6 @@
 """What a graph refuses, in the words of ordinary calls."""
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -10,6 +11,8 @@ from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
 from pytorch.cases import K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
 
 NARROW = weight((1, -1), k=128)
+CODES = weight((1, -1))
+HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +43,42 @@ def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():
     torch._dynamo.reset()
     assert bits(torch.compile(on_stream, backend="eager")(x)) == bits(on_stream(x))
     assert issubclass(DeviceError, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("scale", lambda x: fp8core.quantize(x, scale=HALF).scale),
+        ("scale", lambda x: fp8core.quantize(x, scale=np.float32(HALF)).scale),
+        ("scale", lambda x: fp8core.dequantize(CODES.data, HALF)),
+        ("scale_ub", lambda x: fp8core.quantize(x, group_shape=(1, -1), scale_ub=HALF).scale),
+        ("group_shape", lambda x: fp8core.quantize(x, group_shape=(1, EIGHT)).scale),
+        ("rows_padded", lambda x: fp8core.quantize(x, rows_padded=EIGHT).data),
+        ("eps", lambda x: fp8core.quantize(x, group_shape=(1, 128), eps=HALF).scale),
+        ("epsilon", lambda x: fp8core.rms_norm_quant(x, torch.ones_like(x[0]), HALF).scale),
+        ("use_fast_accum", lambda x: fp8core.linear(x, CODES, use_fast_accum=NO)),
+        ("input_scale", lambda x: fp8core.linear(x, CODES, input_scale=HALF)),
+    ],
+)
+def test_numbers_of_numpy_are_refused_in_a_graph_and_taken_beside_it(name, function):
+    x = wide(5, K)
+    wanted = function(x)
+    with pytest.raises(Exception, match=f"{name} needs a Python number while torch traces"):
+        torch.compile(function, fullgraph=True, backend="eager")(x)
+    torch._dynamo.reset()
+    got = torch.compile(function, backend="eager")(x)
+    assert type(got) is torch.Tensor
+    assert bits(got) == bits(wanted)
+
+
+def test_numbers_of_numpy_are_constants_of_an_export():
+    class Quantize(torch.nn.Module):
+        def forward(self, x):
+            return fp8core.quantize(x, scale=HALF, rows_padded=EIGHT).data
+
+    x = wide(5, K)
+    program = torch.export.export(Quantize(), (x,), strict=False)
+    assert bits(program.module()(x)) == bits(Quantize()(x))
 
 
 def test_vmap_in_a_graph_is_a_call_for_each_and_refused_beside_it():

@@ -1,5 +1,7 @@
 """Whole models: which layers are replaced, why others are not, and the way back."""
 
+import math
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -169,6 +171,18 @@ def test_refusals_change_nothing(options, error, words):
     with pytest.raises(error, match=words):
         quantize_model_(made, **options)
     assert not any(isinstance(module, Linear) for module in made.modules())
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])
+def test_weights_that_are_not_finite_are_named_and_nothing_changes(value, scheme):
+    made = model()
+    with torch.no_grad():
+        made.second.up.weight[3, 5] = value
+    with pytest.raises(CheckpointError, match=r"second\.up\.weight needs finite values, got NaN or Inf"):
+        quantize_model_(made, scheme=scheme)
+    assert not any(isinstance(module, Linear) for module in made.modules())
+    assert quantize_model_(made, scheme=scheme, exclude=["second.up"]).kept["second.up"].startswith("its name matches")
 
 
 def test_a_layer_alone_is_refused():
