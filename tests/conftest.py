@@ -24,6 +24,7 @@ TERMINAL = "COLUMNS LINES TERM COLORTERM FORCE_COLOR NO_COLOR PY_COLORS GITHUB_A
 for name in TERMINAL.split():  # of whoever runs the tests: rich and typer would write for it in place of the tests' own
     os.environ.pop(name, None)
 
+from support.dead_contexts import DeadContexts  # noqa: E402
 from support.engines import MAKERS  # noqa: E402 - NumPy and torch read the number when they are loaded
 from support.receipt import Receipt  # noqa: E402
 from support.warm import Warm  # noqa: E402
@@ -89,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(DeadContexts(), "dead-contexts")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(GpuRuns(config), "gpu-runs")
         if config.option.markexpr.strip() in NEEDED and gpus():
