@@ -55,7 +55,7 @@ def words_of(p: ScaledMm, config: DecodeConfig) -> int:
 
 def most_words(p: ScaledMm, config: DecodeConfig) -> int:
     """Return how many words of a each thread can load at a time without spills."""
-    blockwise = p.scale_a == "group"
+    blockwise = is_along_k(p)
     warps = 4 * config.m_warpgroups * config.k_warpgroups + 2 + blockwise
     of_quarter = ceil_div(warps * config.ctas_per_sm, 4)  # the warps that share a quarter of the registers
     left = min(MOST_REGISTERS, QUARTER // (32 * of_quarter)) - OTHER_REGISTERS[width(p.m), blockwise]
