@@ -116,7 +116,17 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     If there is only one residue it is the layout of `sm90_decode`, so a weight that happens to be aligned gives the
     same bits.
     """
-    return layout_with(problem, residues_of(problem))
+    residues = residues_of(problem)
+    config = layout_with(problem, residues)
+    return layout_with(problem, 1) if residues > 1 and lacks_registers(problem, config) else config
+
+
+def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one."""
+    side = MOST_ROWS if p.batch_invariant else width(p.m)  # with batch_invariant, the same for every m
+    if side == MOST_ROWS:
+        return is_along_k(p) and config.m_warpgroups * config.k_warpgroups > 1
+    return (side == 16 and config.ctas_per_sm > 2) or (side == 128 and is_along_k(p))
 
 
 def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
