@@ -106,6 +106,23 @@ def test_a_tile_has_two_residues_where_that_saves_tiles_or_stored_sectors(m, n, 
         assert residues_of(p) == layout(p).residues == residues
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "k", "scales", "residues"),
+    [
+        (16, 12000, 513, ("row", "row"), 1),  # three blocks a multiprocessor
+        (8, 12000, 513, ("row", "row"), 2),
+        (64, 5000, 4101, ("group", "block"), 1),  # two warpgroups
+        (64, 5000, 4101, ("row", "row"), 2),
+        (128, 5000, 4101, ("group", "group"), 1),
+        (96, 5000, 4101, ("group", "group"), 2),
+    ],
+)
+def test_a_tile_has_one_residue_where_threads_lack_registers_for_two(m, n, k, scales, residues):
+    p = problem(m, n, k, scales=scales)
+    assert residues_of(p) == 2
+    assert layout(p).residues == residues
+
+
 @pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
 @pytest.mark.parametrize(
     ("m", "n", "k"), [(22, 879, 304), (15, 401, 1989), (4, 9259, 1489), (40, 448, 262), (2, 2004, 129)]
