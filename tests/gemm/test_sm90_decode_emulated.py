@@ -63,7 +63,13 @@ UNALIGNED = {
     "copied": DecodeProduct(laid_out(m_warpgroups=2, ctas_per_sm=1, phases=8), (40, 1100, 514), out="float8_e4m3fn", amax=True),
     "copied-shared": DecodeProduct(laid_out(multicast_tiles=2, phases=2), (64, 520, 1000), ("group", "group"), offsets=(0, 8, 0)),
     "amax": DecodeProduct(laid_out(phases=1), SHAPE, out="float32", bias="float32", beta=0.5, amax=True),
+    "two-residues": DecodeProduct(laid_out(phases=16, residues=2), (3, 600, 515), bias="float32", out="float32", beta=1.0),
+    "two-of-two": DecodeProduct(laid_out(8, phases=2, residues=2), (9, 150, 3112), ("group", "block"), offsets=(1, 0, 2), activation="silu"),
+    "two-in-groups": DecodeProduct(laid_out(k_warpgroups=2, phases=4, residues=2), (5, 300, 1001), ("group", "group"), gaps=(0, 11, 3)),
+    "two-copied": DecodeProduct(laid_out(m_warpgroups=2, ctas_per_sm=1, phases=8, residues=2), (40, 1100, 514), out="float8_e4m3fn", amax=True),
+    "two-shared": DecodeProduct(laid_out(multicast_tiles=2, phases=16, residues=2), (64, 1900, 515), ("group", "block"), offsets=(0, 8, 0)),
     "more-rows": DecodeProduct(laid_out(a_stages=6, ctas_per_sm=1, phases=16), (90, 1100, 515), offsets=(1, 3, 2)),
+    "more-rows-of-two": DecodeProduct(laid_out(a_stages=6, ctas_per_sm=1, phases=16, residues=2), (90, 600, 515), ("group", "block"), offsets=(1, 3, 2)),
     "most-rows": DecodeProduct(laid_out(4, a_stages=6, ctas_per_sm=1, phases=8), (128, 600, 1030), ("group", "block"), bias="float32", activation="gelu"),
     "most-rows-groups": DecodeProduct(laid_out(8, a_stages=6, ctas_per_sm=1, phases=1), (101, 190, 3200), ("group", "group"), offsets=(1, 1, 0), out="float8_e4m3fn", amax=True),
 }  # fmt: skip
@@ -93,7 +99,7 @@ RELEASES = " __syncwarp(); if (lane == 0) block.pipeline.release(at.next);"
     [
         (
             "a stage of the weight is released before it is in registers",
-            (RELEASED + r"(block\.pipeline\.wait_full\(at\.next\);)(?=\s*w\.load)", r"\1\2" + RELEASES),
+            (RELEASED + r"(block\.pipeline\.wait_full\(at\.next\);)(?=\s*C::Tile::align)", r"\1\2" + RELEASES),
             *(GROUPS, SCHEDULES[1], "copies over what another thread read|copy is under way|nobody wrote"),
         ),
         (

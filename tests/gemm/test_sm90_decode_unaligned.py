@@ -15,10 +15,11 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
     UnalignedMaps,
     decode_unaligned,
     layout,
-    phases_of,
+    layout_with,
     plan_unaligned,
 )
 from fp8core.kernels.gemm.sm90.loose_rows import aligns_a, loose_batch, most_words, words_of
+from fp8core.kernels.gemm.sm90.residues import phases_of, residues_of
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
 from support.problems import on
@@ -75,13 +76,51 @@ def test_every_cluster_has_as_many_tiles(m, n, k, scales):
     """As far as they can: no cluster takes a second tile where others could take it."""
     for early in (False, True):
         p = problem(m, n, k, scales=scales, prefetch_weight=early)
-        config, count = layout(p), phases_of(k)
-        tiles = -(-count * -(-n // (count * config.tile)) // config.multicast_tiles)
-        most = clusters_at_once(p.target)[config.cluster] * config.ctas_per_sm
-        assert config.phases == count
-        assert 8 * config.multicast_tiles <= max(m, 8)
-        assert config.clusters <= tiles
-        assert -(-tiles // config.clusters) == -(-tiles // min(tiles, most))
+        for residues in (1, 2):
+            config, groups = layout_with(p, residues), phases_of(k) // residues
+            tiles = -(-groups * -(-n // (groups * config.tile)) // config.multicast_tiles)
+            most = clusters_at_once(p.target)[config.cluster] * config.ctas_per_sm
+            assert (config.phases, config.residues, config.groups) == (groups * residues, residues, groups)
+            assert 8 * config.multicast_tiles <= max(m, 8)
+            assert config.clusters <= tiles
+            assert -(-tiles // config.clusters) == -(-tiles // min(tiles, most))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "out", "residues"),
+    [
+        (15, 261, 3989, "bfloat16", 2),  # tiles of one residue would hold 16 or 17 rows
+        (15, 261, 3989, FN, 2),
+        (99, 1507, 6277, FN, 2),  # 24 tiles in place of 32
+        (7, 524, 14567, FN, 1),  # 16 tiles either way, and results of one residue share sectors
+        (7, 524, 14567, "bfloat16", 2),  # they have a sector each
+        (64, 448, 262, "bfloat16", 1),
+        (57, 2371, 326, "float32", 2),
+        (8, 6222, 856, "float32", 1),
+        (64, 448, 256, "float32", 1),  # all rows begin at the same offset
+    ],
+)
+def test_a_tile_has_two_residues_where_that_saves_tiles_or_stored_sectors(m, n, k, out, residues):
+    p = problem(m, n, k, out=out)
+    assert residues_of(p) == layout(p).residues == residues
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "scales", "residues"),
+    [
+        (16, 12000, 513, ("row", "row"), 1),  # three blocks a multiprocessor
+        (8, 12000, 513, ("row", "row"), 2),
+        (64, 5000, 4101, ("group", "block"), 1),  # two warpgroups
+        (36, 793, 255, ("row", "row"), 1),  # two that align a
+        (64, 5000, 4101, ("row", "row"), 2),
+        (128, 5000, 4101, ("group", "group"), 1),
+        (96, 5000, 4101, ("group", "group"), 2),
+    ],
+)
+def test_a_tile_has_one_residue_where_threads_lack_registers_for_two(m, n, k, scales, residues):
+    p = problem(m, n, k, scales=scales)
+    assert residues_of(p) == 2
+    assert layout(p).residues == residues
 
 
 @pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
@@ -124,7 +163,7 @@ def test_the_order_of_a_batch_invariant_sum_does_not_depend_on_m(n, k, scales, e
     orders = set()
     for m in range(1, 65):
         config = layout(problem(m, n, k, scales=scales, prefetch_weight=early, batch_invariant=True))
-        orders.add((config.split_k, config.k_warpgroups, config.tile))
+        orders.add((config.split_k, config.k_warpgroups, config.tile, config.residues))
     assert len(orders) == 1
 
 
@@ -256,11 +295,14 @@ def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
     """In the same layout: whatever is before and behind a row's codes, each is multiplied in its place."""
     odd = operands((m, n, k), modes, (3, 1 + gap, 0))
     even = aligned(odd)
-    config = layout(odd.problem)
-    tiles = -(-n // config.tile)
-    got = odd.run(decode_unaligned(odd.problem, config))
-    config = config._replace(phases=0, clusters=min(config.clusters, tiles // config.multicast_tiles))
-    np.testing.assert_array_equal(got, even.run(decode(even.problem, config)))
+    for residues in (1, 2):
+        config = layout_with(odd.problem, residues)
+        tiles = -(-n // config.tile)
+        if phases_of(odd.problem.ldb) > 1 or residues == 1:
+            got = odd.run(decode_unaligned(odd.problem, config))
+            clusters = min(config.clusters, tiles // config.multicast_tiles)
+            config = config._replace(phases=0, residues=1, clusters=clusters)
+            np.testing.assert_array_equal(got, even.run(decode(even.problem, config)))
 
 
 @pytest.mark.gpu

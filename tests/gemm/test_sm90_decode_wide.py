@@ -6,7 +6,8 @@ import pytest
 
 from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
 from fp8core.kernels.gemm.sm90.decode_config import dynamic_bytes, ring_bytes, stages, width
-from fp8core.kernels.gemm.sm90.decode_unaligned import layout, phases_of, plan_unaligned
+from fp8core.kernels.gemm.sm90.decode_unaligned import layout, plan_unaligned
+from fp8core.kernels.gemm.sm90.residues import phases_of
 from fp8core.kernels.gemm.table import COPIES, SCALED_MM
 from gemm.test_sm90_decode_unaligned import CUT_OFF, FN, MODES, operands, problem  # noqa: F401
 

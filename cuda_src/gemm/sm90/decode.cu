@@ -33,8 +33,8 @@
 //   AHEAD_K_BLOCKS          k-blocks beyond its ring that a block prefetches into L2
 //   KEEPS_RESULT            whether to keep the result in L2
 //   PHASES                  0: one map has all channels; else the weight's rows begin at any address, every residue of
-//                           channels has its own map, a tile has every PHASES-th channel, and wgmma takes the weight
-//                           from registers (phases.cuh)
+//                           channels has its own map, and wgmma takes the weight from registers (phases.cuh)
+//   RESIDUES                that a tile has every PHASES-th channel of: 1, or with PHASES from 2 on also 2
 //   AMAX                    whether to find the amax of the result; only with PHASES
 //   A_VECTORS               0: TMA loads codes of a; else every block writes all of its A_STAGES k-blocks of a itself:
 //                           it quantizes 16-bit rows, A_VECTORS vectors of 8 elements a thread (quantize_rows.cuh), or
@@ -62,7 +62,7 @@ struct Config {
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr bool keeps_result = FP8_KEEPS_RESULT;
     static constexpr int blockwise = FP8_BLOCKWISE, scale_rows = FP8_SCALE_ROWS;
-    static constexpr int phases = FP8_PHASES, amax = FP8_AMAX;
+    static constexpr int phases = FP8_PHASES, residues = FP8_RESIDUES, amax = FP8_AMAX;
     static constexpr bool elects = true;
     static constexpr int a_vectors = FP8_A_VECTORS, a_rows = FP8_A_ROWS, a_input = FP8_A_INPUT, a_mode = FP8_A_MODE;
 };
@@ -138,9 +138,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if FP8_PHASES
         typename C::Tile::Weight w[2];
         const auto load = [&](auto& w) {
-            const unsigned stage = at.next.stage * C::weight_bytes + own.m_warpgroup * 64 * C::Tile::Weight::COLUMNS;
+            const unsigned stage = at.next.stage * C::weight_bytes;
             block.pipeline.wait_full(at.next);
-            w.load(dynamic + (block.ring - shared_address(dynamic)) + stage, C::Tile::offset(weight_map, k_iter.tile));
+            C::Tile::align(w, dynamic + (block.ring - shared_address(dynamic)) + stage, weight_map, k_iter.tile,
+                           own.m_warpgroup);
             registers_fence(w.codes);
             at.next.advance(C::k_warpgroups);
         };
@@ -177,10 +178,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             if (!ADDENDS_EARLY)
 #pragma unroll
                 for (int half = 0; half < 2; ++half)
-                    channel_biases[half] = epilogue.bias_of(min(first + 8 * half * C::Tile::phases, n - 1));
+                    channel_biases[half] = epilogue.bias_of(min(first + half * C::Tile::unit_stride, n - 1));
             const bool completed[2] = {own.completes(0), own.completes(1)};
-            each_element<C>(completed, RECOMPUTES_ADDRESSES ? opaque(ldo) : ldo, first, m, n, lane,
-                            [&](int i, long long index, bool exists) { addends.load(i, out, index, exists); });
+            each_element<C>(completed, RECOMPUTES_ADDRESSES ? opaque(ldo) : ldo, first, C::Tile::unit_stride, m, n,
+                            lane, [&](int i, long long index, bool exists) { addends.load(i, out, index, exists); });
         };
         if (ADDENDS_EARLY) load_addends();
         if (C::a_vectors) at.a_resident = Ring<C::a_stages>(next_k_block);
@@ -206,7 +207,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         };
 #if FP8_PHASES
         // Whether the weight's next k-block is loaded and aligned during a product: where the registers hold both.
-        constexpr bool ahead = !C::blockwise || (C::width < 64 && C::ctas_per_sm < 3);
+        constexpr int ahead_width = C::residues > 1 && C::ctas_per_sm > 1 ? 16 : 32;
+        constexpr bool ahead = !C::blockwise || (C::width <= ahead_width && C::ctas_per_sm < 3);
         if (next_k_block < k_iter.k_blocks) {
             if (!weight_first) load(w[0]);
 #pragma unroll 1

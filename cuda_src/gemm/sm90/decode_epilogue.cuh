@@ -65,6 +65,11 @@ struct WarpUnits {
     DEVICE int channel(int tile, int half, int lane) const {
         return C::Tile::channel(tile, unit * 8 + lane / 4 + 8 * half);
     }
+    // Which of the tile's scales of the weight, of a k-block, is that of the lane's channel.
+    DEVICE int scale(int half) const {
+        const int place = (unit + half) * 8 + block.lane / 4;
+        return C::scale_rows > 1 ? C::Tile::row(place) * C::Tile::phases / C::scale_rows : place;
+    }
     // Whether the warp completes a unit, or either of the two.
     DEVICE bool completes(int half) const { return k_warpgroup == 0 && owned[half]; }
     DEVICE bool completes() const { return k_warpgroup == 0 && (owned[0] || owned[1]); }
@@ -152,11 +157,11 @@ DEVICE void store_result(void* to, uint4 v) {
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
 
 // Calls visit(i, index, exists) for each sum i of a lane: the index of its element in the result, and whether the
-// result has that element and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit. Additions
-// instead of products give the rows' indices.
+// result has that element and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit, and that
+// of the second is ``unit_stride`` further. Additions instead of products give the rows' indices.
 template <class C, class Visit>
-DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m, int n, int lane, const Visit& visit) {
-    constexpr int unit_stride = 8 * C::Tile::phases;  // in channels
+DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int unit_stride, int m, int n, int lane,
+                         const Visit& visit) {
     long long index = lane % 4 * 2 * ldo + first;
     int left = m - lane % 4 * 2;
 #pragma unroll
@@ -169,10 +174,25 @@ DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int m
 
 // Stores the ``owned`` units of a warp one result at a time, as float32, rounded to 16 bits, or encoded to FP8.
 // ``first``: as above.
+//
+// With two residues a lane has neighbouring channels. Pairs of lanes exchange results, so that each store of theirs
+// writes neighbours, which share a sector.
 template <class C>
-DEVICE void store_each(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int first, int m,
-                       int n, int lane) {
-    each_element<C>(owned, ldo, first, m, n, lane, [&](int i, long long index, bool exists) {
+DEVICE void store_each(float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int first, int m, int n,
+                       int lane) {
+    int unit_stride = C::Tile::unit_stride;
+    if (C::Tile::residues > 1 && WarpUnits<C>::units > 1) {  // else the units of a warp have different owners
+        const bool odd = lane & 4;
+#pragma unroll
+        for (int i = 0; i < C::sums; ++i) {
+            if (i & 2) continue;
+            const float other = __shfl_xor_sync(0xffffffffu, odd ? sums[i] : sums[i + 2], 4);
+            (odd ? sums[i] : sums[i + 2]) = other;
+        }
+        if (odd) first += 1 - C::Tile::phases;  // the second residue of the other lane's row
+        unit_stride = C::Tile::phases;          // to the row of the odd lane
+    }
+    each_element<C>(owned, ldo, first, unit_stride, m, n, lane, [&](int i, long long index, bool exists) {
         if constexpr (C::out_type <= BFLOAT16) {
             if (exists) store_element<C::out_type>(to, index, sums[i]);
         } else {

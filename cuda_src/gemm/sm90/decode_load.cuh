@@ -25,19 +25,19 @@ struct DecodeLayout : Config {
     static constexpr int tile = Config::warpgroup_channels * Config::m_warpgroups;
     static constexpr int warpgroups = Config::m_warpgroups * Config::k_warpgroups, consumers = warpgroups * 128;
     static constexpr int threads = consumers + 64 + 32 * Config::blockwise;
-    using Tile = PhasedTile<Config::phases, tile>;
+    using Tile = PhasedTile<Config::phases, Config::residues, tile>;
     static constexpr int weight_bytes = tile * Tile::Weight::COLUMNS, a_bytes = Config::width * BLOCK_K;  // of a stage
     static constexpr int ring_bytes = Config::stages * weight_bytes + Config::a_stages * a_bytes;
     static constexpr int units = tile / 8;                                         // of 8 channels, in a tile
-    static constexpr int adjacent_tiles = Config::multicast_tiles * Tile::phases;  // tiles of neighbouring channels
+    static constexpr int adjacent_tiles = Config::multicast_tiles * Tile::groups;  // tiles of neighbouring channels
     static constexpr int unit_bytes = 8 * Config::width * 4;
     // The accumulators of a thread.
     static constexpr int sums = Config::warpgroup_channels * Config::width / 128;
     // The weight's scales of a tile and k-block: one more if the tile can lie across their borders. The channels of a
     // tile are spread over `span` neighbours.
-    static constexpr int span = Config::scale_rows > 1 ? tile * Tile::phases : tile;
-    // Whether the channels of a warp's two units, 8 * phases apart, share a scale of the weight.
-    static constexpr bool halves_share_scale = Config::scale_rows >= 16 * Tile::phases;
+    static constexpr int span = Config::scale_rows > 1 ? tile * Tile::groups : tile;
+    // Whether the channels of a warp's two units, unit_stride apart, share a scale of the weight.
+    static constexpr bool halves_share_scale = Config::scale_rows >= 2 * Tile::unit_stride;
     static constexpr bool crosses_scales = span % Config::scale_rows && Config::scale_rows % span;
     static constexpr int weight_scales = (span + Config::scale_rows - 1) / Config::scale_rows + crosses_scales;
     // Of a k-block: the scales of a's rows, then the weight's.
@@ -165,7 +165,7 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
         for (int i = 0; i < words; ++i) {
             const int place = lane + 32 * i, ordinal = place - C::width;
             const int channel =
-                min(C::scale_rows > 1 ? k_iter.tile / C::Tile::phases * C::span + ordinal * C::scale_rows
+                min(C::scale_rows > 1 ? k_iter.tile / C::Tile::groups * C::span + ordinal * C::scale_rows
                                       : C::Tile::channel(k_iter.tile, ordinal),
                     n - 1);
             from[i] = place < C::width ? of_a.scales + min(place, m - 1) * of_a.row

@@ -12,9 +12,7 @@ DEVICE void promote_k_block(float (&sums)[C::sums], float (&d)[C::sums], bool la
     if constexpr (C::blockwise) {
         const float* const scales = block.stage_scales().of[at.a_oldest.stage];
 #pragma unroll
-        for (int half = 0; half < 2; ++half)
-            scales_b[half] =
-                scales[C::width + ((own.unit + half) * 8 + lane / 4) * (C::span / C::tile) / C::scale_rows];
+        for (int half = 0; half < 2; ++half) scales_b[half] = scales[C::width + own.scale(half)];
 #pragma unroll
         for (int j = 0; j < C::width / 8; ++j) {
             scales_a[j] = *(const float2*)&scales[8 * j + lane % 4 * 2];

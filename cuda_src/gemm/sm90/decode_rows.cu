@@ -26,7 +26,7 @@
 struct Config {
     static constexpr int width = 64, warpgroup_channels = FP8_CHANNELS, m_warpgroups = 1, k_warpgroups = 1,
                          a_vectors = 0;
-    static constexpr int phases = 0;
+    static constexpr int phases = 0, residues = 1;
     // Small weights, which have tiles of 64 channels, take 0.3 to 0.5 us longer if their loads are issued as fast as
     // possible (experiments/2026-11-ahead-of-the-ring).
     static constexpr bool elects = FP8_CHANNELS > 64;

@@ -113,7 +113,8 @@ def realigned_us(p: ScaledMm) -> float:
 def unaligned_us(p: ScaledMm) -> float:
     """Return the estimate of sm90_decode_unaligned: from that of sm90_decode, or by its own model above 64 rows."""
     if p.m > MOST_ROWS and not p.batch_invariant:
-        return decode_wide_config.us(decode_unaligned.wide(p), decode_unaligned.layout(p))
+        config = decode_unaligned.layout(p)
+        return decode_wide_config.us(decode_unaligned.wide(p, config.residues), config)
     most = p._replace(k=ceil_div(p.k, ALIGNMENT) * ALIGNMENT)
     panel, panels = min(p.m, MOST_ROWS), ceil_div(p.m, MOST_ROWS)
     return panels * (SHIFTED_US + SHIFTED_ROW_US * width(panel) * p.k) + SHIFTED * decode_us(most)

@@ -105,6 +105,7 @@ def launcher_for(
                 "FP8_CTAS_PER_SM": config.ctas_per_sm,
                 "FP8_SCALE_ROWS": scale_rows or BLOCK,
                 "FP8_PHASES": config.phases,
+                "FP8_RESIDUES": config.residues,
                 "FP8_AMAX": int(problem.amax),
                 **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
             },

@@ -46,6 +46,8 @@ class DecodeConfig(NamedTuple):
 
     phases: int = 0
     """Residues of channels, each with its own tensor map, for a weight at any address; 0: one map has all channels."""
+    residues: int = 1
+    """Residues that a tile has channels of, equally many of each: 1 or 2."""
     ahead_bytes: int = 64 << 10
     """Bytes of the weight per multiprocessor that are prefetched into L2 when the ring is full and a has not arrived
     (experiments/2026-11-ahead-of-the-ring)."""
@@ -63,6 +65,11 @@ class DecodeConfig(NamedTuple):
         return self.warpgroup_channels * self.m_warpgroups
 
     @property
+    def groups(self) -> int:
+        """Groups of residues; each tile has one of them."""
+        return max(1, self.phases) // self.residues
+
+    @property
     def weight_columns(self) -> int:
         """Columns of k in a box of the weight: a k-block's, and 16 more if rows are aligned in registers."""
         return BLOCK_K + 16 * (self.phases > 0)
@@ -74,7 +81,7 @@ class DecodeConfig(NamedTuple):
 
     def weight_scales(self, scale_rows: int) -> int:
         """Return how many scales of ``scale_rows`` channels a tile has per k-block; across borders it has one more."""
-        return ceil_div(self.tile * max(1, self.phases), scale_rows) if scale_rows > 1 else self.tile
+        return ceil_div(self.tile * self.groups, scale_rows) if scale_rows > 1 else self.tile
 
     def part(self, k: int) -> int:
         """Return the k-blocks of a tile that the busiest block has."""

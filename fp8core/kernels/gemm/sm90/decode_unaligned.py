@@ -1,14 +1,13 @@
 """Products of few rows on sm_90a with operands at any address and stride: a mode of `sm90_decode`.
 
 TMA reads from multiples of 16 bytes. All rows of the weight with the same residue modulo 16, or a divisor of 16, begin
-at the same offset from such a multiple. They have a tensor map of their own, and a tile has rows of one residue, which
-the threads that multiply them align in registers (``cuda_src/gemm/sm90/phases.cuh``). So the weight is never copied.
-Each block aligns a small unaligned a itself (``loose_rows.cuh``); a larger one is copied first.
+at the same offset from such a multiple. They have a tensor map of their own, and a tile has rows of one residue or two
+(`residues`), which the threads that multiply them align in registers (``cuda_src/gemm/sm90/phases.cuh``). So the weight
+is never copied. Each block aligns a small unaligned a itself (``loose_rows.cuh``); a larger one is copied first.
 """
 
 import struct
 from collections.abc import Mapping
-from math import gcd
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div, round_up
@@ -36,8 +35,8 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_multicast,
     without_prefetch,
 )
-from fp8core.kernels.gemm.sm90.decode_wide_config import CHANNELS
 from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligns_a, loose_batch
+from fp8core.kernels.gemm.sm90.residues import CHANNELS, pad_channels, phases_of, residues_of, result_spread
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
@@ -88,11 +87,6 @@ class LooseArgs(NamedTuple):
     beta: Float32
 
 
-def phases_of(stride: int) -> int:
-    """Return the period, in rows, of the rows' offsets from multiples of 16 bytes."""
-    return ALIGNMENT // gcd(ALIGNMENT, stride)
-
-
 class UnalignedMaps(TensorMaps):
     """The PhasedMaps of ``phases.cuh`` by the address of the weight."""
 
@@ -117,24 +111,41 @@ class UnalignedMaps(TensorMaps):
 
 
 def layout(problem: ScaledMm) -> DecodeConfig:
-    """Return the layout of a product, chosen as for `sm90_decode`, but with tiles of channels of one residue.
+    """Return the layout of a product, chosen as for `sm90_decode`, but with tiles of channels of one or two residues.
 
-    With one residue it is the layout of `sm90_decode`, so that a weight that happens to be aligned gives the same bits.
+    If there is only one residue it is the layout of `sm90_decode`, so a weight that happens to be aligned gives the
+    same bits.
     """
+    residues = residues_of(problem)
+    config = layout_with(problem, residues)
+    return layout_with(problem, 1) if residues > 1 and lacks_registers(problem, config) else config
+
+
+def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one."""
+    side = MOST_ROWS if p.batch_invariant else width(p.m)  # with batch_invariant, the same for every m
+    if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
+        aligns = a_is_unaligned(p) and (p.batch_invariant or aligns_a(p, config._replace(residues=1)))
+        return aligns or is_along_k(p)
+    return (side == 16 and config.ctas_per_sm > 2) or (side == 128 and is_along_k(p))
+
+
+def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
+    """Return the layout with tiles of so many ``residues``."""
     problem = in_groups(problem)
-    count = phases_of(problem.ldb)
+    count, n = phases_of(problem.ldb), problem.n
     if problem.m > MOST_ROWS:
-        return decode_wide_config.cheapest(wide(problem), problem.target)
+        return decode_wide_config.cheapest(wide(problem, residues), problem.target)
     # With batch_invariant the order of sums must not depend on m, so the config must not either.
     side = MOST_ROWS if problem.batch_invariant else width(problem.m)
-    model, n = cost_model(side, problem.scale_a == "group"), problem.n
+    model = cost_model(side, problem.scale_a == "group")
     if count > 1:
-        n = pad_channels(n, count, CHANNELS)
-        model = residue_cost_model(model, n, count, LOADED if side == MOST_ROWS else {})
+        n = pad_channels(n, count // residues, CHANNELS)
+        model = residue_cost_model(model, n, count // residues, LOADED if side == MOST_ROWS else {})
     config = cheapest(n, problem.k, model, problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
-    config = config._replace(phases=count)
+    config = config._replace(phases=count, residues=residues)
     if a_is_unaligned(problem) and not problem.batch_invariant:
         config = with_one_block(config, problem.target)
     if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
@@ -142,32 +153,27 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
 
 
-def wide(p: ScaledMm) -> decode_wide_config.Wide:
+def wide(p: ScaledMm, residues: int) -> decode_wide_config.Wide:
     """Return what the layout of more than 64 rows is chosen by."""
     count = phases_of(p.ldb)
-    return decode_wide_config.Wide(
-        p.m, pad_channels(p.n, count, CHANNELS), p.k, width(p.m), count, blockwise=is_along_k(p)
-    )
-
-
-def pad_channels(n: int, count: int, channels: int) -> int:
-    """Return ``n`` rounded up to whole tiles of ``channels`` channels for each of ``count`` residues."""
-    return ceil_div(n, count * channels) * count * channels
+    n = pad_channels(p.n, count // residues, CHANNELS)
+    blockwise, spread = is_along_k(p), result_spread(p, residues)
+    return decode_wide_config.Wide(p.m, n, p.k, width(p.m), count, residues, spread, blockwise)
 
 
 def residue_cost_model(
-    model: CostModel, n: int, count: int, loaded: Mapping[tuple[int, int, int], Loaded]
+    model: CostModel, n: int, groups: int, loaded: Mapping[tuple[int, int, int], Loaded]
 ) -> CostModel:
-    """Return a cost model for tiles of one residue, with the candidates that round ``n`` up no further.
+    """Return a cost model for tiles of one group of residues, with the candidates that round ``n`` up no further.
 
     ``loaded`` replaces the costs of some candidates.
     """
     configs = []
     for config in model.configs:
         tile = config.m_warpgroups, config.k_warpgroups, config.multicast_tiles
-        if pad_channels(n, count, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
+        if pad_channels(n, groups, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
             configs.append(config._replace(**loaded[tile]._asdict()) if tile in loaded else config)
-    small = residue_cost_model(model.small, n, count, loaded) if model.small else None
+    small = residue_cost_model(model.small, n, groups, loaded) if model.small else None
     return model._replace(configs=tuple(configs), small=small)
 
 
@@ -194,7 +200,8 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
     loose = a_is_unaligned(problem) and aligns_a(problem, config)
     copies = a_is_unaligned(problem) and not loose
     multiply = (aligning if loose else loading)(problem, config)
-    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, config.tile, config.weight_columns)
+    rows = config.tile // config.residues
+    b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, rows, config.weight_columns)
     tiles = config.multicast_tiles
     rows = width(problem.m) // tiles if tiles > 1 else problem.m
     ld = round_up(problem.k, ALIGNMENT) if copies else problem.lda

@@ -1,7 +1,7 @@
 """The layout and the time of `sm90_decode_unaligned` for 65 to 128 rows: the config of least cost.
 
-A block has one warpgroup, as two would lack registers, with 64 channels of one residue. In a row of the result these
-are up to 16 elements apart, so most stores have a sector to themselves, and with a short k they take the most time.
+A block has one warpgroup, as two would lack registers, with 64 channels of one residue or two. In a row of the result
+those of a residue are up to 16 elements apart, so with a short k their stores take the most time.
 """
 
 from functools import cache
@@ -16,11 +16,10 @@ from fp8core.kernels.gemm.sm90.decode_channels_config import (
     WEIGHT_RING_BYTES,
 )
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, clusters_at_once, limit_prefetch
+from fp8core.kernels.gemm.sm90.residues import CHANNELS
 from fp8core.problem import Target
 
 MOST_ROWS: Final = 128
-CHANNELS: Final = 64
-"""Of the smallest tiles of one residue."""
 A_STAGES: Final = 6
 MOST_PHASES: Final = 16
 
@@ -36,7 +35,7 @@ class Costs(NamedTuple):
     reduce_us: float
     """Time of a product per block of a tile beyond the first."""
     result_us: float
-    """Time per stored result with 16 residues; proportionally less with fewer."""
+    """Time per stored result at a spread of 16; proportionally less at a smaller one."""
     overlap: float
     """Exponent of the norm that combines the times of products and of stores, which overlap (`overlapped_us`)."""
 
@@ -51,10 +50,13 @@ class Wide(NamedTuple):
 
     m: int
     n: int
-    """Channels, rounded up to whole tiles of one residue each."""
+    """Channels, rounded up to whole tiles."""
     k: int
     side: int
     phases: int
+    residues: int
+    spread: int
+    """Of the results that are stored together (`residues.result_spread`)."""
     blockwise: bool
 
 
@@ -63,7 +65,7 @@ def us(product: Wide, config: DecodeConfig) -> float:
     k_block = COSTS.k_block_us[product.side, product.blockwise]
     busiest = config.busiest_us(product.n, product.k, k_block, COSTS.tile_us)
     memory = product.n * product.k / WEIGHT_BYTES_A_US
-    stores = product.m * product.n * product.phases / MOST_PHASES * COSTS.result_us
+    stores = product.m * product.n * product.spread / MOST_PHASES * COSTS.result_us
     joined = overlapped_us(COSTS.overlap, max(memory, busiest), stores)
     return COSTS.start_us + joined + COSTS.reduce_us * (config.split_k - 1)
 
@@ -75,7 +77,8 @@ def cheapest(product: Wide, target: Target) -> DecodeConfig:
     for split_k, most in clusters_at_once(target).items():
         clusters = min(ceil_div(product.n, CHANNELS), most)
         if split_k in POWERS and split_k <= ceil_div(product.k, BLOCK_K) and clusters:
-            found.append(DecodeConfig(split_k, clusters, 1, 1, 1, A_STAGES, phases=product.phases))
-    config = min(found, key=lambda one: us(product, one))
+            config = DecodeConfig(split_k, clusters, 1, 1, 1, A_STAGES)
+            found.append(config._replace(phases=product.phases, residues=product.residues))
+    best = min(found, key=lambda one: us(product, one))
     limited = product.n * product.k <= LIMITED_RINGS * target.multiprocessors * WEIGHT_RING_BYTES
-    return limit_prefetch(config) if limited else config
+    return limit_prefetch(best) if limited else best

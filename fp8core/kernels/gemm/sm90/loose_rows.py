@@ -33,6 +33,8 @@ OTHER_REGISTERS: Final = {
     (64, True): 140,
 }
 """Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
+TWO_RESIDUES: Final = 12
+"""Further registers of a thread if a tile has two residues."""
 
 
 def a_is_unaligned(p: ScaledMm) -> bool:
@@ -55,10 +57,11 @@ def words_of(p: ScaledMm, config: DecodeConfig) -> int:
 
 def most_words(p: ScaledMm, config: DecodeConfig) -> int:
     """Return how many words of a each thread can load at a time without spills."""
-    blockwise = p.scale_a == "group"
+    blockwise = is_along_k(p)
     warps = 4 * config.m_warpgroups * config.k_warpgroups + 2 + blockwise
     of_quarter = ceil_div(warps * config.ctas_per_sm, 4)  # the warps that share a quarter of the registers
-    left = min(MOST_REGISTERS, QUARTER // (32 * of_quarter)) - OTHER_REGISTERS[width(p.m), blockwise]
+    others = OTHER_REGISTERS[width(p.m), blockwise] + TWO_RESIDUES * (config.residues - 1)
+    left = min(MOST_REGISTERS, QUARTER // (32 * of_quarter)) - others
     return max(1, min(MOST_WORDS, left // WORD_REGISTERS))
 
 
