@@ -167,6 +167,19 @@ def test_the_order_of_a_batch_invariant_sum_does_not_depend_on_m(n, k, scales, e
     assert len(orders) == 1
 
 
+@pytest.mark.parametrize("m", [1, 16, 64])
+@pytest.mark.parametrize("scales", [("row", "row"), ("tensor", "tensor"), ("group", "block")], ids="-".join)
+@pytest.mark.parametrize(("n", "k"), [(5000, 4101), (9001, 77), (9001, 255), (9001, 777), (12848, 1501)])
+def test_the_order_of_a_batch_invariant_sum_does_not_depend_on_where_a_is(m, n, k, scales):
+    """A row alone may be aligned that is not in its batch, whose rows are k bytes apart."""
+    here = problem(m, n, k, scales=scales, batch_invariant=True)
+    orders = set()
+    for lda, alignment in ((k, 1), (k, 16), (-(-k // 16) * 16, 16)):
+        config = layout(here._replace(lda=lda, alignment=alignment, codes_alignment=alignment))
+        orders.add((config.split_k, config.k_warpgroups))
+    assert len(orders) == 1
+
+
 @pytest.mark.parametrize("scales", [("row", "row"), ("group", "block")], ids="-".join)
 @pytest.mark.parametrize(("n", "k"), [(5000, 4101), (1003, 8200), (57344, 8194), (7000, 1000), (64, 100)])
 def test_a_row_that_is_aligned_by_chance_gets_the_same_bits(n, k, scales):

@@ -123,9 +123,10 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 
 def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one."""
-    side = MOST_ROWS if p.batch_invariant else width(p.m)  # with batch_invariant, the same for every m
+    # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
+    side = MOST_ROWS if p.batch_invariant else width(p.m)
     if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
-        aligns = a_is_unaligned(p) and (p.batch_invariant or aligns_a(p, config._replace(residues=1)))
+        aligns = p.batch_invariant or (a_is_unaligned(p) and aligns_a(p, config._replace(residues=1)))
         return aligns or is_along_k(p)
     return (side == 16 and config.ctas_per_sm > 2) or (side == 128 and is_along_k(p))
 
