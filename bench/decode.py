@@ -24,6 +24,7 @@ from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.ops.example_problems import example_product
 from fp8core.problem import Granularity, ScaledMm
 from fp8core.runtime import device
 from fp8core.table import Choice, Kernel
@@ -91,35 +92,9 @@ class Case(NamedTuple):
 
     def problem(self) -> ScaledMm:
         """Return the case as a problem for the table of kernels."""
-        m, n, k = self[1:]
-        strides_a, strides_b = {
-            "tensor": ((0, 0), (0, 0)),
-            "row": ((1, 0), (1, 0)),
-            "block": ((1 if m > 1 else 0, m), (-(-k // 128), 1)),
-        }[self.mode]
-        return ScaledMm(
-            target=device.target(0),
-            m=m,
-            n=n,
-            k=k,
-            a="float8_e4m3fn",
-            b="float8_e4m3fn",
-            out="bfloat16",
-            scale_a=MODES[self.mode][0],
-            scale_b=MODES[self.mode][1],
-            scale_a_strides=strides_a,
-            scale_b_strides=strides_b,
-            bias="",
-            out_scale=False,
-            amax=False,
-            use_fast_accum=True,
-            batch_invariant=False,
-            lda=k,
-            ldb=k,
-            ldo=n,
-            alignment=16,
-            prefetch_weight=True,
-        )
+        made = example_product(device.target(0), *MODES[self.mode], m=self.m, n=self.n, k=self.k)
+        strides = (1 if self.m > 1 else 0, self.m) if self.mode == "block" else made.scale_a_strides
+        return made._replace(scale_a_strides=strides, alignment=16, prefetch_weight=True)
 
 
 def want(case: Case, o: Operands) -> torch.Tensor:
