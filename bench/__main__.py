@@ -82,8 +82,7 @@ def new_file(folder: Path) -> Path:
 def _device() -> str:
     if not device.count():
         return _cpu()
-    name: str = device.cupy().cuda.runtime.getDeviceProperties(device.current())["name"].decode()
-    return name
+    return device.name(device.current())
 
 
 def machine(asked: argparse.Namespace) -> dict[str, Any]:

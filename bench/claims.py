@@ -36,7 +36,7 @@ def fused(found: Results) -> str:
     heavy = results.values(_of_floor, results.large(found.fused))
     if not heavy:
         return "Fused producers beside a copy of as many bytes"
-    return f"From 100 MB on, fused producers move their bytes at {share(heavy)} of 4.3 TB/s"
+    return f"From 100 MB on, fused producers move their bytes at {share(heavy)} of {found.memory}"
 
 
 def _of_floor(record: Record) -> float | None:

@@ -20,7 +20,7 @@ from rich.table import Table
 from bench import results
 from bench.needs import require_gpu
 from bench.odd_products import STEP, chosen, times
-from bench.roofline import BANDWIDTH
+from bench.roofline import Roofline
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
 from fp8core.problem import BLOCK, ITEMSIZE, Activation, Granularity, ScaledMm, Target
@@ -189,7 +189,7 @@ def measure(made: Drawn, target: Target) -> dict[str, Any]:
         "neighbour_us": us["near"],
         "ratio": us["odd"] / us["near"],
         "few": made.m <= FEW,
-        "floor_us": (p.n * p.k + p.m * p.k + (1 + (p.beta != 0)) * ITEMSIZE[p.out] * p.m * p.n) / BANDWIDTH * 1e6,
+        "floor_us": Roofline(p.n * p.k + p.m * p.k + (1 + (p.beta != 0)) * ITEMSIZE[p.out] * p.m * p.n).floor(),
     }
 
 
@@ -222,7 +222,7 @@ def main() -> None:
     require_gpu(parser)
     from fp8core.runtime import device
 
-    records, table = [], Table(title=device.cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
+    records, table = [], Table(title=device.name(0))
     for column in columns:
         table.add_column(column, justify="right")
     for made in cases:

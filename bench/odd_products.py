@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bench import results
 from bench.needs import require_gpu
-from bench.roofline import BANDWIDTH
+from bench.roofline import Roofline
 from fp8core import timing
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -105,7 +105,7 @@ def measure(m: int, n: int, k: int, scales: tuple[Granularity, Granularity], out
         "neighbour": f"{m}x{near[0]}x{near[1]}",
         "neighbour_kernel": rows["near"][0],
         "neighbour_us": us["near"],
-        "floor_us": (n * k + m * k + ITEMSIZE[out] * m * n) / BANDWIDTH * 1e6,
+        "floor_us": Roofline(n * k + m * k + ITEMSIZE[out] * m * n).floor(),
     }
 
 

@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line a product and kernel to this file")
     options = parser.parse_args()
     require_gpu(parser, "cupy")
-    table = Table(title=device.cupy().cuda.runtime.getDeviceProperties(0)["name"].decode())
+    table = Table(title=device.name(0))
     for column in ("m x n x k", "scales", "ending", "kernel", "runs", "results", "elements that differ"):
         table.add_column(column, justify="right")
     for extents in options.shapes:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench import former
+from bench import former, roofline
 from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY
-from bench.roofline import BANDWIDTH
 
 Record = dict[str, Any]
 
@@ -75,6 +74,11 @@ class Results(NamedTuple):
     def device(self) -> str:
         """The name of the device or processor."""
         return str(self.machine.get("device") or self.machine.get("cpu") or "unnamed machine")
+
+    @property
+    def memory(self) -> str:
+        """The memory's bandwidth that the floors are computed with, as text."""
+        return roofline.rates(self.machine.get("device")).memory
 
 
 class Part(NamedTuple):
@@ -191,7 +195,7 @@ def collect(runs: Iterable[Run]) -> Results:
             gpus |= {run.machine["device"]} if "device" in run.machine else set()
         for record in (record for part in run.parts for record in part.records):
             kind, *key = key_of(record)
-            record["date"] = run.machine.get("date")
+            record |= {"date": run.machine.get("date"), "gpu": run.machine.get("device")}
             found[kind][tuple(key)] = record
     if len(gpus) > 1:
         raise ValueError(f"results to compare need to be of one GPU, got {', '.join(sorted(gpus))}")
@@ -221,7 +225,7 @@ def us(record: Record, name: str) -> float | None:
 
 def moved(record: Record) -> float:
     """Return the bytes that a case has to move, computed from its floor (invalid for compute-bound products)."""
-    return float(record["floor_us"]) * BANDWIDTH / 1e6
+    return float(record["floor_us"]) * roofline.rates(record.get("gpu")).bandwidth / 1e6
 
 
 def own_kernel(record: Record) -> float | None:

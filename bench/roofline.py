@@ -1,11 +1,40 @@
-"""The floor of a call: the least time that an H200 needs for the call's bytes or its operations."""
+"""The floor of a call: the least time that a GPU needs for the call's bytes or its operations."""
 
+from functools import cache
 from typing import Final, NamedTuple
 
-BANDWIDTH: Final = 4.3e12
-"""Bytes per second, read plus written, of a copy between buffers in the memory of an H200."""
-RATE: Final = 1.55e15
-"""Operations per second of the FP8 tensor cores of an H200 on random data."""
+from fp8core.runtime import device
+
+
+class Rates(NamedTuple):
+    """What a model of GPU reaches."""
+
+    bandwidth: float
+    """Bytes per second, read plus written, of a copy between buffers in its memory."""
+    flops: float
+    """Operations per second of its FP8 tensor cores on random data."""
+
+    @property
+    def memory(self) -> str:
+        """The bandwidth as text."""
+        return f"{self.bandwidth / 1e12:.1f} TB/s"
+
+
+H200: Final = "NVIDIA H200"
+H100: Final = "NVIDIA H100 80GB HBM3"
+RATES: Final = {H200: Rates(4.3e12, 1.55e15), H100: Rates(3.0e12, 1.55e15)}
+"""By the name of a GPU: both have the same multiprocessors, clock and limit of power."""
+
+
+def rates(gpu: str | None) -> Rates:
+    """Return the rates of a GPU; one that is not in `RATES` is compared with an H200."""
+    return RATES.get(gpu or H200, RATES[H200])
+
+
+@cache
+def rates_here() -> Rates:
+    """Return the rates of this machine's current GPU."""
+    return rates(device.name(device.current()) if device.count() else None)
 
 
 class Roofline(NamedTuple):
@@ -14,6 +43,7 @@ class Roofline(NamedTuple):
     bytes: int
     flops: int = 0
 
-    def floor(self, bandwidth: float = BANDWIDTH, rate: float = RATE) -> float:
-        """Return the least microseconds at these rates, in bytes and operations per second."""
-        return max(self.bytes / bandwidth, self.flops / rate) * 1e6
+    def floor(self) -> float:
+        """Return the least microseconds at the rates of this machine's GPU."""
+        least = rates_here()
+        return max(self.bytes / least.bandwidth, self.flops / least.flops) * 1e6

@@ -6,10 +6,7 @@ from typing import Final, NamedTuple
 
 from bench import results
 from bench.results import Part, Record, Results, Run, kind_of
-
-GPU: Final = "NVIDIA H200"
-"""The GPU of docs/performance."""
-
+from bench.roofline import H200
 
 WHOLE: Final = frozenset((("accuracy", "2026-11-22T22:24:32Z"),))
 """Subjects that failed after all of their records were written, with the start of the run: docs/results/README.md."""
@@ -27,11 +24,6 @@ class Rule(NamedTuple):
 
 
 RULES: Final = (
-    Rule(
-        "other GPUs",
-        f"the pages are about one kind of GPU, {GPU}",
-        lambda run, _part, _record: run.machine.get("device") != GPU,
-    ),
     Rule(
         "short runs",
         "`--short` times a few cases of each subject, as a check",
@@ -59,6 +51,14 @@ RULES: Final = (
         ),
     ),
 )
+
+
+def rules_of(gpu: str) -> Sequence[Rule]:
+    """Return the rules of the page about a GPU, of which the first leaves out all other GPUs."""
+    why = f"the page is about one kind of GPU, {gpu}"
+    return Rule("other GPUs", why, lambda run, _part, _record: run.machine.get("device") != gpu), *RULES
+
+
 LATEST: Final = """For each subject the page shows the latest run, as a whole: its times come from one machine and one
 time. [docs/results](../results/README.md) describes the contents of each file."""
 
@@ -68,7 +68,7 @@ class Shown(NamedTuple):
 
     found: Results
     runs: Sequence[Run]
-    left_out: dict[str, int]
+    left_out: dict[Rule, int]
 
 
 def started(run: Run) -> str:
@@ -76,15 +76,15 @@ def started(run: Run) -> str:
     return str(run.machine.get("started") or run.machine.get("date", ""))
 
 
-def select(runs: Iterable[Run], rules: Sequence[Rule] = RULES) -> Shown:
-    """Return the records that no rule leaves out, for each subject from its latest run."""
-    left_out = dict.fromkeys((rule.name for rule in rules), 0)
+def select(runs: Iterable[Run], gpu: str = H200) -> Shown:
+    """Return the records of a GPU that no rule leaves out, for each subject from its latest run."""
+    left_out = dict.fromkeys(rules_of(gpu), 0)
     latest: dict[str, tuple[Run, Part]] = {}
     for run in sorted(runs, key=started):
         for part in run.parts:
             kept = []
             for record in part.records:
-                why = next((rule.name for rule in rules if rule.leaves_out(run, part, record)), None)
+                why = next((rule for rule in left_out if rule.leaves_out(run, part, record)), None)
                 if why is None:
                     kept.append(record)
                 else:
@@ -99,7 +99,7 @@ def select(runs: Iterable[Run], rules: Sequence[Rule] = RULES) -> Shown:
     return Shown(results.collect(shown), shown, left_out)
 
 
-def shown(folder: Path) -> Shown | None:
-    """Return the records to show from the runs in a folder, or None if there are none."""
-    found = select(run for path in sorted(folder.glob("*.jsonl")) for run in results.runs(path))
+def shown(folder: Path, gpu: str = H200) -> Shown | None:
+    """Return the records of a GPU to show from the runs in a folder, or None if there are none."""
+    found = select((run for path in sorted(folder.glob("*.jsonl")) for run in results.runs(path)), gpu)
     return found if found.runs else None

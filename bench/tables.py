@@ -15,7 +15,7 @@ bfloat16, beta is 1. "After" is a PyTorch kernel launched after the plain produc
 again. A star marks the kernel that a call gets without tuning."""
 
 PRODUCT: Final = """`sm90_decode` and `sm90_tiled` are kernels of fp8core. The last column is the time above the floor
-for the kernel that a call gets; it is negative if memory is read faster than the floor's 4.3 TB/s."""
+for the kernel that a call gets; it is negative if memory is read faster than a copy reads and writes it."""
 
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
 with weights that come from memory; scales are per token x per channel, for DeepSeek-V3 1x128 x 128x128. The floor is

@@ -76,7 +76,7 @@ def draw(found: Results, folder: Path, mode: str) -> Path:
         claims.products(records),
         found,
         records,
-        f"Scales {PRODUCTS[mode]}; a shape is n x k; the floor is the bytes at 4.3 TB/s",
+        f"Scales {PRODUCTS[mode]}; a shape is n x k; the floor is the bytes at {found.memory}",
     )
     height = figure.get_size_inches()[1]
     others = ", ".join(LABELS[name] for name in results.names(records, BASELINES))

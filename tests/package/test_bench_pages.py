@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from bench import plot, results, rules
+from bench import performance_page, plot, results, roofline, rules
 from support.bench_runs import ROOT, SAMPLE, python, quantized, timing, written
 
 H200 = {"bench": "machine", "format": 2, "device": "NVIDIA H200", "date": "2026-11-21", "command": "python -m bench"}
@@ -16,7 +16,7 @@ ENDED = {"bench": "subject", "subject": "quantize", "status": 0}
 @pytest.fixture
 def sample(tmp_path):
     runs = results.runs(written(tmp_path / "sample.jsonl", SAMPLE))
-    return rules.Shown(results.collect(runs), runs, dict.fromkeys((rule.name for rule in rules.RULES), 7))
+    return rules.Shown(results.collect(runs), runs, dict.fromkeys(rules.rules_of(roofline.H200), 7))
 
 
 @pytest.fixture
@@ -45,6 +45,10 @@ def run_of(tmp_path, name, time, **machine):
     return results.runs(written(tmp_path / name, lines))
 
 
+def counted(shown):
+    return {rule.name: count for rule, count in shown.left_out.items() if count}
+
+
 def times(shown):
     return [results.us(r, "fp8core") for r in shown.found.quantize]
 
@@ -66,7 +70,7 @@ def test_a_rule_leaves_out_whole_runs(tmp_path, rule, machine):
     other = run_of(tmp_path, "b.jsonl", 2.0, **{"date": "2026-12-01", **machine})
     shown = rules.select([*kept, *other])
     assert times(shown) == [3.0]
-    assert {name: count for name, count in shown.left_out.items() if count} == {rule: 2}
+    assert counted(shown) == {rule: 2}
 
 
 @pytest.mark.parametrize("ended", [[{**ENDED, "status": 1}], []])
@@ -75,7 +79,7 @@ def test_a_subject_that_did_not_end_well_is_left_out(tmp_path, ended):
     broken = results.runs(written(tmp_path / "b.jsonl", lines))
     shown = rules.select([*run_of(tmp_path, "a.jsonl", 3.0), *broken])
     assert times(shown) == [3.0]
-    assert shown.left_out["unfinished subjects"] == 1 + len(ended)
+    assert counted(shown) == {"unfinished subjects": 1 + len(ended)}
 
 
 @pytest.mark.parametrize(("form", "kept"), [({}, 0), ({"format": 2}, 1)])
@@ -88,7 +92,35 @@ def test_tensors_timed_as_rows_are_left_out_of_runs_of_format_1(tmp_path, form, 
     lines = [machine, *odd, {"bench": "subject", "subject": "odd", "status": 0}]
     shown = rules.select(results.runs(written(tmp_path / "a.jsonl", lines)))
     assert [r["mode"] for r in shown.found.odd] == ["tensor"] * kept + ["token"]
-    assert shown.left_out["tensors timed as rows"] == 1 - kept
+    assert counted(shown) == ({} if kept else {"tensors timed as rows": 1})
+
+
+def test_each_gpu_has_its_own_page_with_floors_at_its_own_rate(tmp_path):
+    runs = [
+        *run_of(tmp_path, "a.jsonl", 3.0),
+        *run_of(tmp_path, "b.jsonl", 4.0, device=roofline.H100),
+        *run_of(tmp_path, "c.jsonl", 5.0, device="NVIDIA L40S"),
+    ]
+    shown = {page: rules.select(runs, page.gpu) for page in performance_page.PAGES}
+    assert {page.file: times(of) for page, of in shown.items()} == {"index.md": [3.0], "h100.md": [4.0]}
+    for page, of in shown.items():
+        assert f"\n| GPU | {page.gpu} |\n" in performance_page.page(of, [], page)
+        assert counted(of) == {"other GPUs": 4}
+    bytes_ = {page.file: results.moved(of.found.quantize[0]) for page, of in shown.items()}
+    assert bytes_["h100.md"] / bytes_["index.md"] == pytest.approx(3.0 / 4.3), "the same floor is fewer bytes"
+    assert [shown[page].found.memory for page in performance_page.PAGES] == ["4.3 TB/s", "3.0 TB/s"]
+
+
+def test_the_floor_is_that_of_the_gpu_that_is_there(monkeypatch):
+    for count, name, us in ((0, None, 1.0), (1, roofline.H200, 1.0), (1, roofline.H100, 4.3 / 3.0), (1, "other", 1.0)):
+        monkeypatch.setattr(roofline.device, "count", lambda count=count: count)
+        monkeypatch.setattr(roofline.device, "current", lambda: 0)
+        monkeypatch.setattr(roofline.device, "name", lambda _, name=name: name)
+        roofline.rates_here.cache_clear()
+        assert roofline.Roofline(4_300_000).floor() == pytest.approx(us)
+        assert roofline.Roofline(0, 1_550_000_000).floor() == pytest.approx(1.0)
+    monkeypatch.undo()
+    roofline.rates_here.cache_clear()
 
 
 def test_names_of_format_1_are_read_as_those_of_today(tmp_path):
@@ -131,8 +163,8 @@ def test_records_have_the_day_of_their_own_run(tmp_path):
     assert results.dates([*found.odd, *found.quantize]) == "2026-11-21 and 2026-11-22"
 
 
-def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performance):
-    text = make_performance.page(sample, plot.drawable(sample.found))
+def test_the_page_says_what_was_measured_and_what_was_not(sample):
+    text = performance_page.page(sample, plot.drawable(sample.found), performance_page.PAGES[0])
     for said in ("NVIDIA H200", "**not met**, 1 of 2", "| not measured |", "`python -m bench --note 'made up'`"):
         assert said in text
     assert "| per token | float32 | 8x1001 | 1.29 | 8x1000 | 1.00 | 1.29 |" in text
@@ -146,7 +178,7 @@ def test_the_page_says_what_was_measured_and_what_was_not(sample, make_performan
     assert set(re.findall(r"images/([\w-]+)\.png", text)) == set(plot.drawable(sample.found))
 
 
-def test_each_table_and_goal_names_the_runs_that_it_shows(tmp_path, make_performance):
+def test_each_table_and_goal_names_the_runs_that_it_shows(tmp_path):
     linear = {"bench": "linear", "m": 16, "n": 8, "k": 8, "floor_us": 8.0, "us": timing(fp8core=9.0, product=9.0)}
     early = [quantized("token", 1, 4096, 2.0, 1.0), next(r for r in SAMPLE if results.kind_of(r) == "odd")]
     subjects = [("08", early), ("09", [quantized("token", 1, 4096, 1.0, 1.0)]), ("10", [linear])]
@@ -155,7 +187,7 @@ def test_each_table_and_goal_names_the_runs_that_it_shows(tmp_path, make_perform
         machine = {**H200, "started": f"2026-11-21T{hour}:00:00Z"}
         parts = [line for r in records for line in (r, ENDED | {"subject": results.kind_of(r)})]
         runs += results.runs(written(tmp_path / f"{hour}.jsonl", [machine, *parts]))
-    text = make_performance.page(rules.select(runs), [])
+    text = performance_page.page(rules.select(runs), [], performance_page.PAGES[0])
     said = dict(re.findall(r"^## (.*)\n\n(Run .*)$", text, re.MULTILINE))
     assert said == {
         "Quantization": "Run [2](#runs), 2026-11-21 09:00:00 UTC.",
@@ -183,9 +215,9 @@ def test_the_readme_has_one_picture_and_what_it_says(sample, make_performance, w
     assert len(section.splitlines()) <= 12
 
 
-def test_commands_of_the_page_run_as_they_are_printed(sample, make_performance, tmp_path):
+def test_commands_of_the_page_run_as_they_are_printed(sample, tmp_path):
     """What installs and downloads is only read; the benchmarks' commands get --plan, and a folder of that name."""
-    text = make_performance.page(sample, [])
+    text = performance_page.page(sample, [], performance_page.PAGES[0])
     block = re.search(r"```console\n(.*?)```", text.split("## How to measure it again")[1], re.DOTALL)
     commands = [shlex.split(line.removeprefix("$ ")) for line in block[1].splitlines()]
     (tmp_path / "BASELINES").mkdir()
@@ -210,20 +242,19 @@ def test_what_a_bare_run_writes_is_what_the_page_reads(make_performance):
     assert new_file(RUNS).match("*.jsonl")
 
 
-def test_the_page_states_what_batch_invariance_costs(sample, make_performance):
-    text = make_performance.page(sample, [])
+def test_the_page_states_what_batch_invariance_costs(sample):
+    text = performance_page.page(sample, [], performance_page.PAGES[0])
     assert "## Batch invariance" in text
     assert "\nmore rows take 2.6 to 2.6 times as long.\n" in text
     assert "| cuBLASLt | fp8core kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
     assert "| fp8core kernel | fp8core kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
     assert "| block 16x4096x8192 | invariant | other bits |" in text
-    assert "Batch invariance" not in make_performance.page(
-        sample._replace(found=sample.found._replace(invariance=[])), []
-    )
+    without = sample._replace(found=sample.found._replace(invariance=[]))
+    assert "Batch invariance" not in performance_page.page(without, [], performance_page.PAGES[0])
 
 
-def test_the_page_has_what_ends_products(sample, make_performance):
-    text = make_performance.page(sample, [])
+def test_the_page_has_what_ends_products(sample):
+    text = performance_page.page(sample, [], performance_page.PAGES[0])
     assert "| per token x per channel | 512x4096x8192 | `cublaslt` | 48.00 * | - | 59.00 | 60.00 |" in text
     assert "| per token x per channel | 512x4096x8192 | `sm90_tiled` | - | 64.00 * | - | - |" in text
     assert "| row 512x4096x8192 | sm90_tiled plain | far from torch's |" in text
