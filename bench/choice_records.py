@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
 
+from bench import roofline
 from bench.choice_cases import BLIND, MODES, MOST_ROWS, Case
 from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm import corrections
@@ -23,7 +24,7 @@ from fp8core.problem import ScaledMm, Target
 from fp8core.table import Kernel, Table
 
 Record = dict[str, Any]
-MEASURED: Final = "NVIDIA H200"
+MEASURED: Final = roofline.H200
 """The model of GPU that the constants are fitted to."""
 H200: Final = Target("cuda", 90, 0, 132, 32, 227 << 10)
 MEDIAN_GOAL, WORST_GOAL = 0.03, 0.10
