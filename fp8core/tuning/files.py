@@ -16,7 +16,7 @@ import platformdirs
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
-from fp8core.runtime.locks import lock
+from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
@@ -186,7 +186,7 @@ def _write(file: Path, text: str) -> None:
     """Write a file atomically: readers see the old or the new contents. The caller holds its lock."""
     for left in file.parent.iterdir():  # left by writers that were killed, as this one holds the lock
         if re.fullmatch(rf"\.{re.escape(file.name)}\.[0-9a-f]{{16}}", left.name):
-            left.unlink()
+            left.unlink(missing_ok=True)  # without locks two writers may be here
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -211,7 +211,10 @@ def _alone(file: Path) -> Iterator[None]:
         lock(beside)
         yield
     finally:
-        os.close(beside)  # releases the lock
+        try:
+            unlock(beside)  # closing is not enough: a child that was forked meanwhile has the file open, too
+        finally:
+            os.close(beside)
 
 
 def _why_none(tunings: list[Tuning]) -> str:

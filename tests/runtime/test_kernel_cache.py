@@ -80,6 +80,30 @@ def test_a_damaged_kernel_is_made_again_and_replaced(folder, damage):
     assert compiler.calls == 2
 
 
+def test_every_bit_of_a_file_counts(folder):
+    name = kernel_cache.name_of("text")
+    kernel_cache.keep(name, KERNEL)
+    path = folder / name
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with warnings.catch_warnings(action="ignore"):
+            assert kernel_cache.fetch(name, Compiler()) == (KERNEL, False)
+        assert path.read_bytes() == whole
+
+
+def test_a_kernel_of_another_name_is_made_again(folder):
+    """Two kernels have the same entry and other constants: one that was loaded for the other would run."""
+    names = kernel_cache.name_of("text", "-DFP8_K=1"), kernel_cache.name_of("text", "-DFP8_K=2")
+    for name in names:
+        kernel_cache.keep(name, name.encode())
+    (folder / names[0]).replace(folder / names[1])
+    with pytest.warns(RuntimeWarning, match=f"{names[1]} is not used, it is damaged"):
+        assert kernel_cache.fetch(names[1], Compiler()) == (KERNEL, False)
+
+
 def test_a_kernel_that_is_whole_and_of_no_use_is_replaced(folder):
     name = kernel_cache.name_of("text")
     kernel_cache.fetch(name, Compiler(b"old"))
