@@ -55,6 +55,8 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
         if device not in TARGETS:
             raise DeviceError(f"{name} needs {targets_and_models()}, got {device!r}")
         meant = TARGETS[device]
+        if meant == HOST:  # the driver is not asked: after that no forked child could use a GPU
+            return meant
         here = (devices.target(ordinal) for ordinal in range(devices.count()))
         return next((it for it in here if (it.platform, it.arch) == (meant.platform, meant.arch)), meant)
     if devices.count() == 0:

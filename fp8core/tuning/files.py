@@ -15,6 +15,7 @@ import platformdirs
 
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
@@ -156,14 +157,22 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
     return tuple(tuning for tuning, _ in useful)
 
 
-def load_named() -> None:
-    """Load the file in ``$FP8CORE_TUNINGS``, if that is set; warn if the file cannot be read."""
-    if not os.environ.get(FILE_VARIABLE):
-        return
-    try:
-        load_tunings()
-    except OSError as error:
-        _warn(f"tunings in {tunings_file()}, which {FILE_VARIABLE} names, are not used: {error.strerror or error}")
+def load_named(product: ScaledMm) -> bool:
+    """Load the file in ``$FP8CORE_TUNINGS``, if that is set, before a product on a GPU; warn if it cannot be read.
+
+    Products on the host do not need it. Loading asks the driver for devices, after which no forked child could use one.
+
+    Returns:
+        Whether that is done.
+    """
+    if product.target.platform == "host":
+        return False
+    if os.environ.get(FILE_VARIABLE):
+        try:
+            load_tunings()
+        except OSError as error:
+            _warn(f"tunings in {tunings_file()}, which {FILE_VARIABLE} names, are not used: {error.strerror or error}")
+    return True
 
 
 def _read(file: Path) -> Contents:

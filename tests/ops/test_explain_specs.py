@@ -129,6 +129,12 @@ def test_a_target_of_one_s_own():
         assert str(fp8core.explain(fp8core.quantize, SPEC, target=target).problem.target) == name
 
 
+def test_the_host_by_name_asks_for_no_devices(monkeypatch):
+    monkeypatch.setattr("fp8core.runtime.device.count", lambda: pytest.fail("the driver was asked"))
+    assert fp8core.explain(fp8core.quantize, SPEC, target="host").chosen == "host"
+    assert fp8core.capabilities("host")["scaled_mm_block"].able
+
+
 @pytest.mark.parametrize("name", ["h100", "H200"])
 def test_a_model_of_gpu_is_refused_with_the_architectures_of_models(name):
     assert {*MODELS, "host"} == {*TARGETS}
