@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -226,6 +225,11 @@ def _remove_unfinished(at: int) -> None:
         os.close(listing)
 
 
-@cache
+_WARNED: Final[set[str]] = set()
+"""The warnings given so far."""
+
+
 def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+    if text not in _WARNED:
+        _WARNED.add(text)  # first: where warnings are errors, the next call has to go on, as it does elsewhere
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -80,6 +80,17 @@ def test_a_damaged_kernel_is_made_again_and_replaced(folder, damage):
     assert compiler.calls == 2
 
 
+def test_where_warnings_are_errors_only_the_first_call_fails(folder):
+    name = kernel_cache.name_of("text")
+    kernel_cache.keep(name, KERNEL)
+    (folder / name).write_bytes(b"damaged")
+    with warnings.catch_warnings(action="error"):
+        with pytest.raises(RuntimeWarning, match="it is damaged"):
+            kernel_cache.fetch(name, Compiler())
+        assert kernel_cache.fetch(name, Compiler()) == (KERNEL, False)
+        assert kernel_cache.fetch(name, Compiler()) == (KERNEL, True)
+
+
 def test_every_bit_of_a_file_counts(folder):
     name = kernel_cache.name_of("text")
     kernel_cache.keep(name, KERNEL)
@@ -186,7 +197,7 @@ def test_without_a_home_folder_there_is_one_warning_and_no_folder(raises, monkey
     monkeypatch.delenv("FP8CORE_CACHE_DIR", raising=False)
     monkeypatch.setattr("platformdirs.user_cache_path", found)
     monkeypatch.chdir(tmp_path)
-    kernel_cache._warn.cache_clear()
+    kernel_cache._WARNED.clear()
     with pytest.warns(RuntimeWarning, match=r"neither read from ~/\.cache/fp8core/kernels .*HOME is not set") as told:
         made_anew("text")
     assert len(told) == 1
