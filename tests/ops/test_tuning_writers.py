@@ -54,6 +54,7 @@ def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")  # JAX and Python 3.12 warn of any fork beside threads
 def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(stub, tmp_path, monkeypatch):
     """A thread may fork workers, which live for hours, while another thread saves."""
     write, (waiting, done), children = files._write, os.pipe(), []
