@@ -46,6 +46,10 @@ class LaunchError(BackendError):
         super().__init__(message)
         self.status = status
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle both arguments: a pool of processes waits for ever for an error that cannot be unpickled."""
+        return type(self), (*self.args, self.status), self.__dict__
+
 
 @cache
 def _launch_function(platform: Platform, cooperative: bool = False) -> Callable[..., int]:

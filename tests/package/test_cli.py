@@ -120,6 +120,10 @@ def test_what_it_does_not_understand_is_status_2(fp8core_, arguments):
     assert "Usage" in err
 
 
+def test_a_model_of_gpu_is_refused_with_its_architecture(fp8core_):
+    assert "sm_90 (H100, H200)" in fp8core_("explain", 1, 1, 1, "--target", "h100")[2]
+
+
 def test_explain_of_operands_that_no_kernel_multiplies(fp8core_):
     code, out, _ = fp8core_("explain", 16, 64, 64, "--a", "float8_e5m2", "--b", "float8_e5m2", "--target", "host")
     assert code == 0
