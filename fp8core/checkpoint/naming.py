@@ -109,9 +109,9 @@ class Belongings(NamedTuple):
         return tuple(name for name in self[:4] if isinstance(name, str))
 
 
-def module_of_weight(weight: str) -> str:
-    """Return the module of a weight, or the weight's own name if it does not end in ".weight"."""
-    return weight.removesuffix(WEIGHT)
+def module_of(tensor: str) -> str:
+    """Return the module whose weight a tensor is, or the whole name of any other tensor."""
+    return tensor.removesuffix(WEIGHT)
 
 
 def belongings(weight: str, present: Iterable[str]) -> Belongings:
@@ -119,7 +119,7 @@ def belongings(weight: str, present: Iterable[str]) -> Belongings:
 
     If two tensors have the same role, the first in the table is taken, and the other one is left over.
     """
-    module = module_of_weight(weight)
+    module = module_of(weight)
     found: dict[str, str] = {}
     formats: set[FormatName] = set()
     for suffix, role, format_name in NAMES if weight.endswith(WEIGHT) else STACKED:

@@ -119,7 +119,7 @@ class Checkpoint:
                     blocks=self.claim.granularities == {"block"},
                 )
             experts = matrices(weight.name, weight.shape).experts
-            module = naming.module_of_weight(weight.name)
+            module = naming.module_of(weight.name)
             layers[module] = Layer(
                 name=module,
                 weight=weight,

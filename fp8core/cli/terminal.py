@@ -59,9 +59,9 @@ def table(title: str | None, *columns: str) -> Table:
     return made
 
 
-def count(number: int, one: str, many: str | None = None) -> str:
+def count(number: int, one: str) -> str:
     """Return a number with a noun in the singular or plural: "1 weight", "2 weights"."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
 def line(text: str, style: str | None = None) -> None:

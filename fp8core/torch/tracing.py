@@ -46,11 +46,6 @@ FUNCTIONS: Final = (
     calls.rocm_per_tensor_w8a8_scaled_mm,
     calls.Fp8LinearOp.apply,
 )
-OTHERS: Final = {
-    "quantize": (calls.QUANTIZE, calls.QUANTIZE_INPUT),
-    "scaled_mm": (calls.PRODUCT, calls.APPLY),
-}
-"""Further operations, by the operator that they share: they differ in the names of their operands only."""
 
 
 def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
@@ -71,7 +66,7 @@ def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tu
     def call(operands: tuple[Any, ...], options: Any, stream: object) -> tuple[Sequence[Any], Any]:
         if stream is not None:
             raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
-        refusal = _refused_derivative(operator.arguments[0])
+        refusal = _refused_derivative(operation.operands[0])
         if refusal is not None:
             raise LayoutError(refusal)
         if type(options) is Interned:
@@ -197,7 +192,7 @@ def _read_without_dynamo(flag: Any) -> bool | None:
 def install() -> None:
     """Make the public functions traceable by torch."""
     for operator in OPERATORS:
-        for operation in (operator.operation, *OTHERS.get(operator.name, ())):
+        for operation in (operator.operation, *calls.VARIANTS.get(operator.name, ())):
             operation.traced = _stand_in(operator)
     Operation.stand_ins["torch"] = _without_dynamo
     all_close.READING["torch"] = _read_without_dynamo

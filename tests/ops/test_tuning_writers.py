@@ -13,9 +13,9 @@ import pytest
 
 import fp8core
 from fp8core import tuning
+from fp8core.core.explaining import ArraySpec
 from fp8core.errors import Fp8Error, ScaleError, ShapeError, TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import ArraySpec
 from fp8core.problem import BLOCK_128, GROUP_128
 from fp8core.runtime import device
 from fp8core.runtime.locks import try_lock
