@@ -145,3 +145,14 @@ def test_it_is_a_command_and_a_module():
         [sys.executable, "-m", "fp8core", "--version"], capture_output=True, text=True, check=True, env=environment
     )
     assert run.stdout == f"fp8core {fp8core.__version__}\n"
+
+
+def test_progress_that_is_not_shown_is_not_ended(monkeypatch):
+    """rich before 14.3 ends one that is disabled with an empty line."""
+    from rich.progress import Progress
+
+    from fp8core.cli.terminal import Bar
+
+    monkeypatch.setattr(Progress, "stop", lambda self: pytest.fail("an empty line"))
+    with Bar("quantizing") as advance:
+        advance("up.weight", 1, 2)
