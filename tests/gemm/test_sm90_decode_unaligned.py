@@ -26,6 +26,8 @@ from support.problems import on
 from support.sm90_products import asked  # noqa: F401
 
 FN, E5M2 = "float8_e4m3fn", "float8_e5m2"
+CODES = {"out": FN, "out_scale": True, "amax": True}
+BIASED_CODES = CODES | {"bias": "float32", "amax": False}
 
 
 def problem(m, n, k, *, alignment=1, scales=("row", "row"), **changes):
@@ -106,19 +108,27 @@ def test_a_tile_has_two_residues_where_that_saves_tiles_or_stored_sectors(m, n, 
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "scales", "residues"),
+    ("m", "n", "k", "scales", "changes", "residues"),
     [
-        (16, 12000, 513, ("row", "row"), 1),  # three blocks a multiprocessor
-        (8, 12000, 513, ("row", "row"), 2),
-        (64, 5000, 4101, ("group", "block"), 1),  # two warpgroups
-        (36, 793, 255, ("row", "row"), 1),  # two that align a
-        (64, 5000, 4101, ("row", "row"), 2),
-        (128, 5000, 4101, ("group", "group"), 1),
-        (96, 5000, 4101, ("group", "group"), 2),
+        (16, 12000, 513, ("row", "row"), {}, 1),  # three blocks a multiprocessor
+        (8, 12000, 513, ("row", "row"), {}, 2),
+        (8, 8221, 2049, ("row", "row"), CODES, 2),
+        (8, 8221, 2049, ("row", "row"), BIASED_CODES, 1),
+        (8, 8221, 2049, ("group", "block"), BIASED_CODES, 2),
+        (8, 12300, 8193, ("row", "row"), BIASED_CODES, 2),  # fewer blocks
+        (64, 5000, 4101, ("group", "block"), {}, 1),  # two warpgroups
+        (36, 793, 255, ("row", "row"), {}, 1),  # two that align a
+        (64, 5000, 4101, ("row", "row"), {}, 2),
+        (128, 5000, 4101, ("group", "group"), {}, 1),
+        (128, 5000, 4101, ("row", "group"), {}, 1),
+        (128, 5000, 4101, ("group", "row"), {}, 1),  # scales of rows are read as of groups
+        (128, 5000, 4101, ("group", "tensor"), {}, 2),
+        (128, 5000, 4101, ("group", "block"), {}, 2),
+        (96, 5000, 4101, ("group", "group"), {}, 2),
     ],
 )
-def test_a_tile_has_one_residue_where_threads_lack_registers_for_two(m, n, k, scales, residues):
-    p = problem(m, n, k, scales=scales)
+def test_a_tile_has_one_residue_where_threads_lack_registers_for_two(m, n, k, scales, changes, residues):
+    p = problem(m, n, k, scales=scales, **changes)
     assert residues_of(p) == 2
     assert layout(p).residues == residues
 

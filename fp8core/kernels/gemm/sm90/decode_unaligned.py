@@ -122,13 +122,20 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 
 
 def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one."""
+    """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one.
+
+    Compiled with two, most such layouts spill: more than 96 rows with scales of each channel along k, three blocks a
+    multiprocessor with 9 to 16 rows or with the bias of an FP8 result, and the two warpgroups below.
+    """
     # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
     side = MOST_ROWS if p.batch_invariant else width(p.m)
     if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
         aligns = p.batch_invariant or (a_is_unaligned(p) and aligns_a(p, config._replace(residues=1)))
         return aligns or is_along_k(p)
-    return (side == 16 and config.ctas_per_sm > 2) or (side == 128 and is_along_k(p))
+    if side > MOST_ROWS:
+        return side == 128 and in_groups(p).scale_b == "group"
+    biased_codes = p.out in OCP and p.bias != "" and not is_along_k(p)
+    return config.ctas_per_sm > 2 and (side == 16 or (side == 8 and biased_codes))
 
 
 def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
