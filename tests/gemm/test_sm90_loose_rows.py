@@ -2,10 +2,11 @@
 
 import pytest
 
+from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once
 from fp8core.kernels.gemm.sm90.decode_unaligned import layout, layout_with
 from fp8core.kernels.gemm.sm90.loose_rows import aligns_a, loose_batch, most_words, words_of
-from gemm.test_sm90_decode_unaligned import BIASED_CODES, CODES, problem
+from gemm.test_sm90_decode_unaligned import BIASED_CODES, CODES, FN, problem
 
 MODES = (("row", "row"), ("group", "block"), ("group", "group"))
 
@@ -101,3 +102,24 @@ def test_two_warpgroups_do_not_align_rows_whose_results_are_biased_codes_with_am
         config = layout(p)
         assert (config.split_k, config.k_warpgroups, config.residues) == (1, warpgroups, 1)
         assert aligns_a(p, config) == aligned
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "changes", "residues"),
+    [
+        (12, 13430, 353, {"scales": ("group", "group"), "out": FN, "out_scale": True}, 1),
+        (7, 1326, 4995, {"prefetch_weight": True}, 1),
+        (7, 1326, 4995, {"prefetch_weight": True, "batch_invariant": True}, 2),  # an order of sums for all m
+        (7, 1326, 4995, {}, 2),  # two blocks a multiprocessor align it with two
+        (7, 524, 14567, {}, 2),  # copied for one residue too
+        (15, 261, 3989, {}, 2),  # aligned with two
+    ],
+)
+def test_a_tile_has_one_residue_if_blocks_align_a_then_and_not_with_two(m, n, k, changes, residues):
+    p = problem(m, n, k, **changes)
+    config = layout(p)
+    assert config.residues == residues
+    assert layout(p._replace(lda=round_up(k, 16), alignment=16, codes_alignment=16)).residues == 2
+    if residues == 1:
+        assert aligns_a(p, config)
+        assert not aligns_a(p, layout_with(p, 2))

@@ -38,7 +38,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 from fp8core.kernels.gemm.sm90.loose_rows import (
     a_is_unaligned,
     aligns_a,
-    aligns_at_once,
+    aligns_better,
     has_few_words,
     loose_batch,
     with_one_warpgroup,
@@ -125,8 +125,8 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     """
     residues = residues_of(problem)
     config, one = layout_with(problem, residues), layout_with(problem, 1)
-    at_once = a_is_unaligned(problem) and not problem.batch_invariant and aligns_at_once(problem, one)
-    return one if residues > 1 and (at_once or lacks_registers(problem, config)) else config
+    aligns = a_is_unaligned(problem) and not problem.batch_invariant and aligns_better(problem, one, config)
+    return one if residues > 1 and (aligns or lacks_registers(problem, config)) else config
 
 
 def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:

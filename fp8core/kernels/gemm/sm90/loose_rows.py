@@ -74,6 +74,14 @@ def aligns_at_once(p: ScaledMm, config: DecodeConfig) -> bool:
     return width(p.m) == MOST_ROWS and alone and words_of(p, config) <= MOST_WORDS
 
 
+def aligns_better(p: ScaledMm, one: DecodeConfig, two: DecodeConfig) -> bool:
+    """Return whether blocks had better align a in a layout of ``one`` residue a tile, not of ``two``.
+
+    With up to 32 rows they had if they cannot with two residues, for which a would be copied.
+    """
+    return aligns_at_once(p, one) if p.m > 32 else aligns_a(p, one) and not aligns_a(p, two)
+
+
 def pair_spills(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether two warpgroups for alternate k-blocks, which could align a otherwise, spill registers.
 
