@@ -121,7 +121,7 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     """Return the layout of a product, chosen as for `sm90_decode`, but with tiles of channels of one or two residues.
 
     If there is only one residue it is the layout of `sm90_decode`, so a weight that happens to be aligned gives the
-    same bits.
+    same bits; with 33 to 64 rows of an unaligned a only if batch_invariant.
     """
     residues = residues_of(problem)
     config, one = layout_with(problem, residues), layout_with(problem, 1)
