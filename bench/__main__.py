@@ -6,10 +6,11 @@
 
 Without subjects, all of them run; those that cannot run here are skipped with the reason. The file gets a line about
 the machine, and after each subject's lines one with its status. Without --out it is a new file in docs/results, named
-by date and device; if no subject can run, no file is written and the exit status is 2. A subject that a limit of
-seconds stops keeps its lines. With --go-on, a run leaves out the subjects that succeeded according to the file, and the
-finished cases of stopped ones, if the benchmark supports that. With --against, public calls of this checkout and of
-another are timed alternately, on the GPU and on the host.
+by date and device. If no subject can run, no file is written and the exit status is 2; nor without a GPU and --out, as
+docs/results has the results of GPUs. A subject that a limit of seconds stops keeps its lines. With --go-on, a run
+leaves out the subjects that succeeded according to the file, and the finished cases of stopped ones, if the benchmark
+supports that. With --against, public calls of this checkout and of another are timed alternately, on the GPU and on the
+host.
 """
 
 import argparse
@@ -199,7 +200,7 @@ def main() -> int:
         help="time DeepGEMM of that folder, too, for products of many rows; it compiles for a while",
     )
     parser.add_argument("--against", type=Path, metavar="CHECKOUT", help="compare with another checkout of fp8core")
-    parser.add_argument("--out", type=Path, help="append to this file (default: a new one in docs/results)")
+    parser.add_argument("--out", type=Path, help="append to this file (default with a GPU: a new one in docs/results)")
     parser.add_argument("--short", action="store_true", help="run a few cases of each subject, as a check")
     parser.add_argument("--compile", action="store_true", help="time torch.compile, too, which takes minutes")
     parser.add_argument(
@@ -222,6 +223,8 @@ def main() -> int:
         return 0
     if not asked.out and subjects and all(map(obstacle, subjects.values())):
         parser.exit(2, "".join(f"{name}: skipped, {obstacle(subject)}\n" for name, subject in subjects.items()))
+    if not asked.out and not device.count():
+        parser.error(f"--out is needed without a GPU ({device.why_none()}): docs/results has the results of GPUs")
     out.parent.mkdir(parents=True, exist_ok=True)
     results.append(out, machine(asked))
     signal.signal(signal.SIGTERM, _ended)

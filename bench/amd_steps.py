@@ -168,7 +168,7 @@ def sticky() -> None:
     """Let a launch fail, and print whether CuPy and torch see its error afterwards."""
     target = device.target(0)
     try:
-        launches.Launcher(target, compiler.Function(0, None), "nothing", "P", (64, 1, 1), 0, b"")(0, (1, 1, 1), 0)
+        launches.Launcher(target, compiler.Function(0, None), "nothing", "P", (64, 1, 1), 0, b"").bind((1, 1, 1))(0, 0)
         print("a launch of no kernel did NOT fail")
     except Fp8Error as error:
         print(f"the launch failed as it should: {error}")

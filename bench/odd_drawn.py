@@ -134,7 +134,7 @@ def _extent(chance: random.Random, least: float, most: float) -> int:
     return number if chance.random() < 0.5 else math.ceil(number / STEP) * STEP
 
 
-def draws(seed: int = 0) -> Iterator[Drawn]:
+def draws(seed: int) -> Iterator[Drawn]:
     """Yield an endless sequence of odd products that are not too large; it is determined by the seed."""
     chance = random.Random(seed)
     while True:

@@ -144,7 +144,7 @@ class Encoder:
 
     def __init__(self, folder: Path, xp: Any = np) -> None:
         self.xp = xp
-        self.config = json.loads((folder / "config.json").read_text())
+        self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self.weights = {name: xp.asarray(value) for name, value in load_file(folder / "model.safetensors").items()}
         self.linears: dict[str, Linear] = {name: self.dense(name) for name in self.linear_names()}
 

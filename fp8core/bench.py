@@ -13,7 +13,8 @@ import numpy as np
 
 from fp8core import timing
 from fp8core.ops import dequantize, quantize, scaled_mm_nt
-from fp8core.ops.explain import explain, target_of
+from fp8core.ops.explain import explain
+from fp8core.ops.targets import target_of
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, native_e4m3
 from fp8core.runtime import device
 

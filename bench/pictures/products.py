@@ -15,10 +15,14 @@ MOST_ROWS: Final = 256
 """The largest number of rows in the plot of time by rows."""
 PANELS: Final = (1, 16, 64)
 """The numbers of rows for which bars are drawn."""
+LIMIT: Final = 12.0
+"""The microseconds at which bars are cut off."""
+LEAST: Final = 4
+"""Fewer numbers of rows make no line in the plot of time by rows."""
 
 
-def _bars(axes: Any, records: Sequence[Record], m: int, mode: str, limit: float) -> None:
-    """Draw the time above the floor of each shape as three bars, cut off at ``limit``."""
+def _bars(axes: Any, records: Sequence[Record], m: int, mode: str) -> None:
+    """Draw the time above the floor of each shape as three bars, cut off at `LIMIT`."""
     sides: tuple[tuple[str, Callable[[Record], float | None]], ...] = (
         (DECODE, lambda r: claims.above(r, DECODE)),
         (LIBRARY, lambda r: claims.above(r, LIBRARY)),
@@ -29,11 +33,11 @@ def _bars(axes: Any, records: Sequence[Record], m: int, mode: str, limit: float)
             time = of(record)
             if time is None:
                 continue
-            axes.barh(place + offset, min(time, limit), 0.26, color=style.COLOURS[name])
-            if time > limit or name == DECODE:
-                inside = time > limit
+            axes.barh(place + offset, min(time, LIMIT), 0.26, color=style.COLOURS[name])
+            if time > LIMIT or name == DECODE:
+                inside = time > LIMIT
                 axes.text(
-                    min(max(time, 0), limit) + (-0.1 if inside else 0.1),
+                    min(max(time, 0), LIMIT) + (-0.1 if inside else 0.1),
                     place + offset + 0.02,
                     f"{time:.0f} ▸" if inside else f"{time:.1f}",
                     va="center",
@@ -45,7 +49,7 @@ def _bars(axes: Any, records: Sequence[Record], m: int, mode: str, limit: float)
     goal = PRODUCT_BOUNDS[mode][m > 16]
     axes.axvline(goal, color="#5A5A5A", linewidth=1, linestyle=(0, (4, 3)))
     axes.text(goal, -0.62, f"goal {goal:g}", fontsize=7, color="#5A5A5A", ha="center", va="bottom")
-    axes.set(xlim=(0, limit), ylim=(len(records) - 0.45, -0.6), xlabel="us above the floor")
+    axes.set(xlim=(0, LIMIT), ylim=(len(records) - 0.45, -0.6), xlabel="us above the floor")
     axes.set_title(f"m = {m}", pad=14)
     axes.grid(visible=False, axis="y")
 
@@ -69,7 +73,7 @@ def draw(found: Results, folder: Path, mode: str) -> Path:
     blank = {"floor_us": 0.0}
     for axes, m in zip(grid[0], counts, strict=True):
         of_shape = {(r["n"], r["k"]): r for r in records if r["m"] == m}
-        _bars(axes, [of_shape.get(s, blank) for s in shapes], m, mode, 12.0)
+        _bars(axes, [of_shape.get(s, blank) for s in shapes], m, mode)
     grid[0][0].set_yticks(range(len(shapes)), [f"{n} x {k}" for n, k in shapes])
     style.title(
         figure,
@@ -91,12 +95,12 @@ def draw(found: Results, folder: Path, mode: str) -> Path:
     return style.save(figure, folder / f"products-{mode}.png")
 
 
-def crossings(found: Results, least: int = 4) -> list[tuple[str, Sequence[Record]]]:
+def crossings(found: Results) -> list[tuple[str, Sequence[Record]]]:
     """Return up to four modes and shapes that were measured at the most numbers of rows up to 256."""
     drawn = [r for r in found.decode if r["m"] <= MOST_ROWS]
     by_shape = sorted(drawn, key=lambda r: (r["mode"] == "block", r["n"] * r["k"], r["mode"], r["n"], r["m"]))
     groups = [list(g) for _, g in groupby(by_shape, key=lambda r: (r["mode"], r["n"], r["k"]))]
-    many = [g for g in groups if sum(results.us(r, DECODE) is not None for r in g) >= least and len(g) > least]
+    many = [g for g in groups if sum(results.us(r, DECODE) is not None for r in g) >= LEAST and len(g) > LEAST]
     most = max(map(len, many), default=0)
     return [(f"{g[0]['n']} x {g[0]['k']}, {PRODUCTS[g[0]['mode']]}", g) for g in many if len(g) == most][:4]
 

@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from bench import claims, labels, results
 from bench.pictures import style
 from bench.results import Record, Results
+
+COLUMNS: Final = 3
+"""Panels side by side."""
 
 
 def bytes_named(count: float, _: object = None) -> str:
@@ -35,11 +38,12 @@ def _roofline(axes: Any, records: Sequence[Record], title: str) -> None:
     style.end_labels(axes, [(name, last, y) for name, _, y in ends])
 
 
-def _rooflines(panels: Sequence[tuple[str, Sequence[Record]]], columns: int, found: Results, claim: str) -> Any:
+def _rooflines(panels: Sequence[tuple[str, Sequence[Record]]], found: Results, claim: str) -> Any:
     from matplotlib import pyplot as plt
 
-    lines = -(-len(panels) // columns)
-    figure, grid = plt.subplots(lines, columns, figsize=(style.WIDTH, 0.75 + 1.95 * lines), squeeze=False, sharey=True)
+    panels = [panel for panel in panels if panel[1]]
+    lines = -(-len(panels) // COLUMNS)
+    figure, grid = plt.subplots(lines, COLUMNS, figsize=(style.WIDTH, 0.75 + 1.95 * lines), squeeze=False, sharey=True)
     for axes in grid.flat[len(panels) :]:
         axes.remove()
     for axes, (title, records) in zip(grid.flat, panels, strict=False):
@@ -57,7 +61,7 @@ def _rooflines(panels: Sequence[tuple[str, Sequence[Record]]], columns: int, fou
 def quantize(found: Results, folder: Path) -> Path:
     """Draw quantization, with a panel for each mode."""
     panels = [(label, [r for r in found.quantize if r["mode"] == mode]) for mode, label in labels.MODES.items()]
-    figure = _rooflines([p for p in panels if p[1]], 3, found, claims.quantize(found))
+    figure = _rooflines(panels, found, claims.quantize(found))
     return style.save(figure, folder / "quantize.png")
 
 
@@ -71,5 +75,5 @@ def fused(found: Results, folder: Path) -> Path:
         for kind, label in labels.KINDS.items()
         for mode in dict.fromkeys(r["mode"] for r in found.fused)
     ]
-    figure = _rooflines([p for p in panels if p[1]], 3, found, claims.fused(found))
+    figure = _rooflines(panels, found, claims.fused(found))
     return style.save(figure, folder / "fused.png")

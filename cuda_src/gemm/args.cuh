@@ -7,5 +7,3 @@
     const byte *a, long long lda, const byte *b, long long ldb, const float *scale_a, long long scale_a_row,     \
         long long scale_a_k, const float *scale_b, long long scale_b_row, long long scale_b_k, const void *bias, \
         void *out, long long ldo, int m, int n, int k, int row_tiles
-#define MATMUL_ARGUMENTS \
-    a, lda, b, ldb, scale_a, scale_a_row, scale_a_k, scale_b, scale_b_row, scale_b_k, bias, out, ldo, m, n, k, row_tiles

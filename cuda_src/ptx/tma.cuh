@@ -78,11 +78,6 @@ DEVICE void stores_read() {
 DEVICE void cp_async_word(unsigned destination, const void* source) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(source) : "memory");
 }
-// Copies 16 bytes: the first ``bytes`` of them from the source, the others zero.
-DEVICE void cp_async_vector(unsigned destination, const void* source, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(destination), "l"(source), "r"(bytes)
-                 : "memory");
-}
 DEVICE void cp_async_arrive(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }

@@ -10,7 +10,14 @@ from numpy.typing import NDArray
 from fp8core.checkpoint.files import DTYPES, FP8, Entry, read_rows
 from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.layers import Layer
-from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group
+from fp8core.checkpoint.values import (
+    MOST_ITEMSIZE,
+    are_powers_of_two,
+    dequantized,
+    rows_of_a_group,
+    scales_of_rows,
+    sum_of_squares,
+)
 from fp8core.errors import CheckpointError
 from fp8core.host.quantize import up_to_powers_of_two
 from fp8core.ops import dequantize, normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn, quantize
@@ -119,7 +126,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     if not np.array_equal(largest, smallest):
         before, after = (_described(one.granularity, one.group_shape) for one in (layer, goal))
         yield f"one scale per {before} becomes one per {after}"
-    if goal.scale_format != "float32" and not _powers_of_two(largest):
+    if goal.scale_format != "float32" and not are_powers_of_two(largest):
         yield "scales become powers of two"
     elif goal.scale_format == "ue8m0_bytes" and (largest < LEAST_E8M0).any():
         yield "scales below 2**-127 have no exponent byte"
@@ -152,10 +159,6 @@ def _has_240(layer: Layer) -> bool:
             for matrix in layer.matrices()
             for _, codes in read_rows(file, matrix)
         )
-
-
-def _powers_of_two(scales: NDArray[np.float32]) -> bool:
-    return bool((np.frexp(scales)[0] == 0.5).all())
 
 
 def regrouped(
@@ -207,7 +210,7 @@ def _kept(change: Change, index: int, matrix: Entry) -> Iterator[Rows]:
     multiple = max(goal.group_shape.rows, 1)
     with layer.weight.path.open("rb") as file:
         for first, codes in read_rows(file, matrix, multiple):
-            part = _of_rows(scales, goal.group_shape, first, len(codes))
+            part = scales_of_rows(scales, goal.group_shape, first, len(codes))
             data: NDArray[Any] = codes
             if layer.dtype != goal.dtype:
                 data, part, _ = PAIRS[layer.dtype, goal.dtype](codes, np.ascontiguousarray(part))
@@ -233,7 +236,7 @@ def _anew(change: Change, index: int, matrix: Entry) -> Iterator[Rows]:
         stored = scale.reshape(1, 1) if whole is not None else scale
         if whole is not None and goal.scale_format == "ue8m0_bytes":
             stored = stored.astype(DTYPES["F8_E8M0"])
-        error = Error(_squares(back - values), _squares(values))
+        error = Error(sum_of_squares(back - values), sum_of_squares(values))
         yield Rows(index, first, np.asarray(result.data).view(np.uint8), stored, values.size, error)
 
 
@@ -242,11 +245,3 @@ def _scale_of_all(change: Change, index: int) -> NDArray[np.float32]:
     grow = FORMATS[change.layer.dtype].largest / FORMATS[change.goal.dtype].maximum
     largest = change.scales(index).reshape(1) * np.float32(grow)
     return largest if change.goal.scale_format == "float32" else up_to_powers_of_two(largest)
-
-
-def _of_rows(scales: NDArray[np.float32], shape: GroupShape, first: int, rows: int) -> NDArray[np.float32]:
-    return scales if shape.rows < 0 else scales[first // shape.rows : -(-(first + rows) // shape.rows)]
-
-
-def _squares(values: NDArray[np.float32]) -> float:
-    return float(np.square(values, dtype=np.float64).sum())

@@ -1,7 +1,7 @@
 """What a checkpoint's configuration claims about its weights, in config.json, hf_quant_config.json or a header."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.granularity import Granularity
@@ -61,6 +61,8 @@ class Claim(NamedTuple):
     """Patterns of modules that are not quantized; in compressed-tensors, ``re:`` marks a regular expression."""
     kv_cache: str = ""
     """The format of the KV cache, if that is FP8."""
+    transforms: tuple[str, ...] = ()
+    """For compressed-tensors: the names of transforms that are applied to inputs or results of layers at run time."""
     layers: Mapping[str, str] = {}
     """For ComfyUI: the format of each layer."""
 
@@ -202,7 +204,21 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
         ("dynamic" if dynamic.pop() else "static") if len(dynamic) == 1 else None,
         _patterns(found.get("ignore")),
         f"{cache.get('type', '')}{cache.get('num_bits', '')}" if isinstance(cache, dict) else "",
+        tuple(_transforms(found.get("transform_config"))),
     )
+
+
+def _transforms(config: Any) -> Iterator[str]:
+    """Yield the names of compressed-tensors' transforms that readers have to apply to activations.
+
+    Those of weights are part of the stored weights, and those of queries and keys cancel in their products.
+    """
+    groups = _fields(_fields(config).get("config_groups"))
+    for name, group in groups.items():
+        places = _fields(group).get("apply")
+        found = [_fields(one).get("location") for one in places] if isinstance(places, list) else [None]
+        if any(one not in ("weight_input", "weight_output", "q_attn", "k_cache") for one in found):
+            yield name
 
 
 def _modelopt(found: Mapping[str, Any], file: str) -> Claim:

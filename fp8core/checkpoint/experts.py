@@ -8,10 +8,11 @@ by the hidden size in config.json.
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from fp8core.checkpoint.files import FLOATS, FP8, Entry
 from fp8core.checkpoint.granularity import grouping
+from fp8core.checkpoint.kinds import sizes_of
 from fp8core.checkpoint.naming import STACKED, WEIGHT
 from fp8core.checkpoint.source import Source
 from fp8core.errors import CheckpointError
@@ -99,8 +100,7 @@ def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
     The hidden size is the number of inputs of gate and up, and of outputs of down. All tensors of a module have the
     same orientation, so that a tensor whose sides differ decides for the others.
     """
-    text = source.config.get("text_config")
-    sizes: dict[str, Any] = {**source.config, **(text if isinstance(text, dict) else {})}
+    sizes = sizes_of(source.config)
     hidden = sizes.get("hidden_size")
     if not isinstance(hidden, int):
         raise CheckpointError(f"split_experts needs hidden_size in the config.json of {source.path}, got none")

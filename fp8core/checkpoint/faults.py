@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.claims import Claim
-from fp8core.checkpoint.files import FLOATS, FP8
+from fp8core.checkpoint.files import FLOATS
 from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT, weight_of_scale
 from fp8core.checkpoint.reader import Checkpoint
@@ -36,7 +36,9 @@ def header_faults(checkpoint: Checkpoint) -> Iterator[Fault]:
     """Yield the faults in the headers, and the contradictions between the headers and the configuration."""
     for layer in checkpoint.layers.values():
         fault = layer.fault()
-        if fault:
+        if layer.repeated:
+            yield Fault(layer.repeated[-1], "scale left over", fault)
+        elif fault:
             yield Fault(layer.weight.name, "scale missing" if layer.scale is None else "scale shape", fault)
     yield from _left_over(checkpoint)
     yield from _against_claim(checkpoint)
@@ -52,8 +54,6 @@ def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
         weight = present.get(name)
         if weight is not None and weight.dtype in FLOATS:
             yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is {weight.dtype}")
-        elif weight is not None and weight.dtype in FP8:
-            yield Fault(tensor.name, "scale left over", f"{name} has a second scale, {tensor.name}")
         elif weight is None and f"{name}_packed" not in present:
             yield Fault(tensor.name, "scale left over", f"the scale {tensor.name} has no weight {name}")
 

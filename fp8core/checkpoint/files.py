@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ import safetensors
 from numpy.typing import NDArray
 
 from fp8core.errors import CheckpointError
+from fp8core.runtime.regular_files import open_regular
 
 FLOATS: Final[Mapping[str, np.dtype[Any]]] = {
     "F64": np.dtype(np.float64),
@@ -94,10 +94,8 @@ def read_header(path: Path) -> Header:
         CheckpointError: the file cannot be read, is not a safetensors file, or is shorter or longer than it says.
     """
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # opening a FIFO would wait for a writer
-            raise CheckpointError(f"cannot read {path}: it is not a plain file")
         # Python opens the file first, as the library reports every failure to open as a missing file.
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             state = state_of(os.fstat(file.fileno()))
             size = int.from_bytes(file.read(8), "little")
             # The library checks the header, the offsets and the length of the file, but does not expose the offsets.

@@ -4,6 +4,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final, Literal, NamedTuple
 
+from fp8core.checkpoint.kinds import sizes_of
+from fp8core.checkpoint.naming import module_of
 from fp8core.problem import PER_CHANNEL, PER_TENSOR, GroupShape
 
 Granularity = Literal["tensor", "shard", "channel", "column", "block", "group"]
@@ -117,13 +119,12 @@ def shard_widths(name: str, n: int, shards: int, config: Mapping[str, Any]) -> t
 
     Gate and up are halves. The rows of q, k and v follow from the numbers of heads in config.json.
     """
-    part = name.removesuffix(".weight").rpartition(".")[2]
+    part = module_of(name).rpartition(".")[2]
     if FUSED.get(part) != shards:
         return None
     if shards == 2:
         return (n // 2, n // 2) if n % 2 == 0 else None
-    text = config.get("text_config")
-    sizes = {**config, **(text if isinstance(text, dict) else {})}
+    sizes = sizes_of(config)
     heads, hidden = (_count(sizes.get(key)) for key in ("num_attention_heads", "hidden_size"))
     if not heads:
         return None

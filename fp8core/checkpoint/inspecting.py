@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from fp8core.checkpoint.claims import Claim
 from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.layers import Layer, Tensor
-from fp8core.checkpoint.naming import TITLES, other_quantization
+from fp8core.checkpoint.naming import TITLES
 from fp8core.checkpoint.reader import Checkpoint
 
 
@@ -142,7 +142,7 @@ def _activations(layer: Layer) -> str:
 
 def _title(checkpoint: Checkpoint) -> str:
     """Return the format's usual name, with the name of another quantization if there is one."""
-    other = other_quantization(checkpoint.all_tensors)
+    other = checkpoint.other
     if checkpoint.layers:
         return TITLES[checkpoint.format] + ("" if other is None else f", some weights {other[1]}")
     if other is not None:

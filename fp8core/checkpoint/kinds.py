@@ -110,11 +110,15 @@ class Names(NamedTuple):
     """The modules of class torch.nn.MultiheadAttention, recognized by their in_proj_weight."""
 
 
+def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with the fields of its text_config, which models of several modes have, at its top."""
+    text = config.get("text_config")
+    return {**config, **(text if isinstance(text, dict) else {})}
+
+
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
     """Return the facts about a checkpoint, from the names of its modules and tensors and from its config.json."""
-    text = config.get("text_config")
-    sizes = {**config, **(text if isinstance(text, dict) else {})}
-    rows = sizes.get("vocab_size")
+    rows = sizes_of(config).get("vocab_size")
     suffix = ".in_proj_weight"
     return Names(
         str(config.get("model_type", "")),

@@ -103,8 +103,8 @@ class Layer(NamedTuple):
     weight: Tensor
     scale: Tensor | None
     granularity: Granularity | None
-    """Which elements share a scale; None if there is no scale, or if its shape does not match the weight. "tensor"
-    without a scale means that the checkpoint was opened as unscaled: codes are values."""
+    """Which elements share a scale; None if there is no scale or more than one, or if its shape does not match the
+    weight. "tensor" without a scale means that the checkpoint was opened as unscaled: codes are values."""
     group_shape: GroupShape | None
     """The rows and columns of each matrix that share a scale, as `fp8core.dequantize` takes them; -1 spans the axis."""
     scale_shape: tuple[int, ...]
@@ -116,6 +116,8 @@ class Layer(NamedTuple):
     marker: Tensor | None
     """ComfyUI's tensor that describes the layer."""
     format: FormatName
+    repeated: tuple[str, ...] = ()
+    """The names of two scales of which nothing says which one counts; empty if there are none."""
 
     @property
     def dtype(self) -> str:
@@ -190,6 +192,8 @@ class Layer(NamedTuple):
         """Return why the weight cannot be dequantized; empty if it can."""
         if self.granularity is not None:
             return ""
+        if self.repeated:
+            return f"{self.weight.name} needs one scale of a kind, got {' and '.join(self.repeated)}"
         if self.scale is None:
             return f"{self.weight.name} needs a scale, got none"
         what = f"{list(self.scale.shape)} ({self.scale.dtype}) for a weight {list(self.weight.shape)}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.files import read_rows
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
+from fp8core.checkpoint.values import are_powers_of_two
 from fp8core.host.codes import decode_table
 
 USUAL: Final = 1e-4, 4.0
@@ -77,7 +78,7 @@ def scale_faults(tensor: Tensor) -> Iterator[Fault]:
 def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | int]:
     """Measure a layer: yield the bytes of each part of the weight as it is read, then the measurements."""
     counts = np.zeros(256, np.int64)
-    powers = bool(scales.size >= GROUPS_THAT_TELL and (np.frexp(scales)[0] == 0.5).all())
+    powers = scales.size >= GROUPS_THAT_TELL and are_powers_of_two(scales)
     full = powers
     assert layer.group_shape is not None
     rows, cols = layer.group_shape

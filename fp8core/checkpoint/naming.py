@@ -7,7 +7,7 @@ compressed-tensors; TensorRT Model Optimizer (ModelOpt); vLLM's loaders, with th
 QUANTIZATION.md.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, Literal, NamedTuple
 
 Role = Literal["scale", "input_scale", "input_scale_ub", "marker"]
@@ -90,8 +90,16 @@ OTHERS: Final[Mapping[str, str]] = {
     ".weight.absmax": "bitsandbytes",
     ".SCB": "bitsandbytes",
     "_blocks": "MXFP4",
+    ".bitmask": "sparse weights of compressed-tensors",
+    ".weight_zero_point": "asymmetric quantization",
+    ".input_zero_point": "asymmetric quantization",
+    ".pre_quant_scale": "ModelOpt's AWQ or SmoothQuant",
 }
-"""By suffix of a tensor's name: another quantization. MXFP4's ``_blocks`` have ``_scales`` beside them."""
+"""By suffix of a tensor's name: another quantization, or one that FP8 codes times their scales do not express."""
+BESIDE: Final[Mapping[str, str]] = {"_blocks": "_scales", ".bitmask": ".compressed"}
+"""By suffix in `OTHERS` that other tensors may have, too: the suffix of a tensor that has to be beside it."""
+INTEGERS: Final = ("I8", "U8", "I16", "I32")
+"""The dtypes of integers that are weights if a scale is beside them, as safetensors names them."""
 
 
 class Belongings(NamedTuple):
@@ -103,36 +111,43 @@ class Belongings(NamedTuple):
     marker: str | None = None
     formats: frozenset[FormatName] = frozenset()
     """The formats that alone use one of these names."""
+    repeated: tuple[str, ...] = ()
+    """The names of two scales with the same role; empty if there are none."""
 
     def tensors(self) -> tuple[str, ...]:
         """Return the names of the tensors that exist."""
         return tuple(name for name in self[:4] if isinstance(name, str))
 
 
-def module_of_weight(weight: str) -> str:
-    """Return the module of a weight, or the weight's own name if it does not end in ".weight"."""
-    return weight.removesuffix(WEIGHT)
+def module_of(tensor: str) -> str:
+    """Return the module whose weight a tensor is, or the whole name of any other tensor."""
+    return tensor.removesuffix(WEIGHT)
 
 
 def belongings(weight: str, present: Iterable[str]) -> Belongings:
     """Return the tensors that belong to a weight, among those of a checkpoint (a set or a mapping).
 
-    If two tensors have the same role, the first in the table is taken, and the other one is left over.
+    If two tensors have the same role, the first in the table is taken, and both are `Belongings.repeated`.
     """
-    module = module_of_weight(weight)
+    module = module_of(weight)
     found: dict[str, str] = {}
     formats: set[FormatName] = set()
+    repeated: tuple[str, ...] = ()
     for suffix, role, format_name in NAMES if weight.endswith(WEIGHT) else STACKED:
         name = module + suffix
-        if name in present and role not in found:
+        if name not in present:
+            continue
+        if role in found:
+            repeated = repeated or (found[role], name)
+        else:
             found[role] = name
             formats |= {format_name} if format_name is not None else set()
-    return Belongings(**found, formats=frozenset(formats))
+    return Belongings(**found, formats=frozenset(formats), repeated=repeated)
 
 
 def is_scale(tensor: str) -> bool:
-    """Return whether a tensor is a scale by its name: the scales of NVFP4 are FP8 matrices."""
-    return tensor.endswith(("scale", "_scale_inv", ".scale_weight", "_scale_2"))
+    """Return whether a tensor is a scale or a zero point by its name: those of some formats are FP8 matrices."""
+    return tensor.endswith(("scale", "_scale_inv", ".scale_weight", "_scale_2", "_zero_point"))
 
 
 def weight_of_scale(scale: str) -> str | None:
@@ -143,19 +158,22 @@ def weight_of_scale(scale: str) -> str | None:
     return scale.removesuffix("_scale_inv") if scale.endswith("_scale_inv") else None
 
 
-def other_quantization(names: Collection[str]) -> tuple[str, str] | None:
-    """Return the name of a tensor of another quantization than FP8 and the name of that quantization, or None.
+def other_quantization(dtypes: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the name of a tensor of another quantization than scaled FP8 and the name of that, or None.
 
     Args:
-        names: the names of all tensors, in a set or a mapping.
+        dtypes: the dtype of each tensor by its name, as safetensors names them.
     """
     endings = tuple(OTHERS)
-    for name in names:
+    for name in dtypes:
         if name.endswith(endings):
             suffix = next(one for one in endings if name.endswith(one))
-            if suffix != "_blocks" or name.removesuffix(suffix) + "_scales" in names:
+            beside = BESIDE.get(suffix)
+            if beside is None or name.removesuffix(suffix) + beside in dtypes:
                 return name, OTHERS[suffix]
-    return None
+    integers = (name for name, dtype in dtypes.items() if dtype in INTEGERS and name.endswith(WEIGHT))
+    scaled = next((name for name in integers if f"{name}_scale" in dtypes), None)
+    return None if scaled is None else (scaled, "scaled integers")
 
 
 def kv_scale(tensor: str) -> str | None:

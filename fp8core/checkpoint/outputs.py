@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 from fp8core.checkpoint.changes import Goal
 from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.layers import Layer
-from fp8core.checkpoint.naming import WEIGHT
+from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.checkpoint.schemes import GROUP_MX, MXFP8, SCHEMES, quantization_config
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
@@ -148,14 +148,15 @@ def configuration(
     kept, quantized = list(kept), list(quantized)
     if output == "comfyui":
         return None
+    others = {module_of(name) for name, shape in kept if len(shape) == 2 and name.endswith(WEIGHT)}
+    ignored = sorted({"lm_head", *others} - {*quantized})
     if output == "deepseek":
-        others = {name.removesuffix(WEIGHT) for name, shape in kept if len(shape) == 2 and name.endswith(WEIGHT)}
         found: dict[str, Any] = {
             "quant_method": "fp8",
             "fmt": "e4m3",
             "activation_scheme": "dynamic",
             "weight_block_size": list(goal.group_shape),
-            "modules_to_not_convert": sorted({"lm_head", *others} - {*quantized}),
+            "modules_to_not_convert": ignored,
         }
         return {**found, "scale_fmt": "ue8m0"} if goal.scale_format != "float32" else found
     scheme = MXFP8 if goal.granularity == "group" else SCHEMES[goal.granularity]
@@ -169,11 +170,10 @@ def configuration(
     if output == "compressed-tensors":
         return compressed
     algorithms = {"tensor": "FP8", "channel": "FP8_PER_CHANNEL_PER_TOKEN", "block": "FP8_PB_WO", "group": "MXFP8"}
-    others = {name.removesuffix(WEIGHT) for name, shape in kept if len(shape) == 2 and name.endswith(WEIGHT)}
     found = {
         "quant_method": "modelopt",
         "quant_algo": algorithms[goal.granularity],
-        "ignore": sorted({"lm_head", *others} - {*quantized}),
+        "ignore": ignored,
         "producer": {"name": "fp8core"},
     }
     if kv_cache:

@@ -13,7 +13,7 @@ from fp8core.checkpoint.changes import Change, Error, Goal, change_of
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
 from fp8core.checkpoint.files import Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
-from fp8core.checkpoint.naming import MARKER, METADATA, other_quantization
+from fp8core.checkpoint.naming import MARKER, METADATA
 from fp8core.checkpoint.outputs import (
     FORMATS_OF,
     TARGETS,
@@ -223,7 +223,7 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
         raise CheckpointError(f"scales needs to be left out, or ue8m0_bytes, for {to}, got {scales!r}")
     if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt", *OF_MX):
         raise CheckpointError(f"e4m3 needs fn for {to}, got {e4m3!r}")
-    other = other_quantization(checkpoint.all_tensors)
+    other = checkpoint.other
     if other is not None:
         raise CheckpointError(
             f"{checkpoint.path} needs all of its quantized weights in FP8, got {other[0]}, which is of {other[1]}"

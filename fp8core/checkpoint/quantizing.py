@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fp8core.checkpoint import experts
+from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.schemes import MXFP8, Scheme, quantization_config, scheme_to_write, static_scale
-from fp8core.checkpoint.selection import module_of, selection
+from fp8core.checkpoint.schemes import MXFP8, STATIC, Scheme, quantization_config, scheme_of, static_scale
+from fp8core.checkpoint.selection import selection
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
 from fp8core.checkpoint.writing import Shard, index_of, json_bytes, version
@@ -202,7 +203,7 @@ def quantize_checkpoint(
 
 
 def _scheme(name: str) -> Scheme:
-    return scheme_to_write(name, {"mxfp8": MXFP8})
+    return scheme_of(name, {**STATIC, "mxfp8": MXFP8})
 
 
 def _planned(
@@ -213,7 +214,7 @@ def _planned(
     input_scales: Mapping[str, float] | None,
 ) -> tuple[Plan, list[Shard]]:
     entries = opened.entries
-    picked = selection(include, exclude, map(module_of, entries))
+    picked = selection(include, exclude, (module_of(entry.name) for entry in entries))
     scales = _checked(input_scales, scheme)
     verdicts = verdicts_of(entries, opened.config, picked, scheme, scales)
     _refuse_others(scales, verdicts)

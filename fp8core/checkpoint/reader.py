@@ -74,6 +74,17 @@ class Checkpoint:
         return found
 
     @cached_property
+    def other(self) -> tuple[str, str] | None:
+        """What makes weights more than FP8 codes times scales: a tensor or a setting, and its quantization; or None.
+
+        Examples are zero points, sparse weights, and transforms of activations at run time.
+        """
+        found = naming.other_quantization({name: one.dtype for name, one in self.all_tensors.items()})
+        if found is None and self.claim.transforms:
+            return f"the transform_config of {self.claim.file}", "compressed-tensors' transforms of activations"
+        return found
+
+    @cached_property
     def format(self) -> FormatName:
         """The format: the one that the configuration claims or, without a claim, that of the tensors' names."""
         return self._table[1]
@@ -106,7 +117,9 @@ class Checkpoint:
             near = around[weight.name]
             scale, input_scale, upper, marker = (None if one is None else present[one] for one in near[:4])
             how = None
-            if scale is None and self.unscaled:
+            if near.repeated:
+                how = None
+            elif scale is None and self.unscaled:
                 how = Grouping("tensor", PER_TENSOR, (1, 1))
             elif scale is not None and scale.dtype in SCALES:
                 how = grouping(
@@ -119,7 +132,7 @@ class Checkpoint:
                     blocks=self.claim.granularities == {"block"},
                 )
             experts = matrices(weight.name, weight.shape).experts
-            module = naming.module_of_weight(weight.name)
+            module = naming.module_of(weight.name)
             layers[module] = Layer(
                 name=module,
                 weight=weight,
@@ -132,6 +145,7 @@ class Checkpoint:
                 input_scale_ub=upper,
                 marker=marker,
                 format=name,
+                repeated=near.repeated,
             )
         return layers, name
 

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
-from fp8core.runtime.locks import lock, try_lock
+from fp8core.runtime.locks import lock, try_lock, unlock
 
 SUFFIX: Final = ".fp8core"
 """The suffix of the hidden name of a file or folder that is being written."""
@@ -194,6 +194,9 @@ def _busy(path: Path) -> bool:
     except OSError:  # it is gone meanwhile, or may not be opened
         return True
     try:
-        return not try_lock(handle)
+        locked = try_lock(handle)
+        if locked:
+            unlock(handle)  # closing is not enough: a child that was forked meanwhile has the file open, too
+        return not locked
     finally:
         os.close(handle)

@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from fp8core.checkpoint.kinds import numbered, tower_of
+from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
 
-WEIGHT: Final = ".weight"
 GROUP_MX: Final = GroupShape(1, 32)
 """The group shape of MXFP8."""
 OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
@@ -51,30 +51,23 @@ SCHEMES: Final[dict[str, Scheme]] = {
 }
 """The schemes by name; weights and activations are described in the terms of compressed-tensors."""
 
-STATIC: Final = SCHEMES["tensor"].with_static_activations()
-"""One scale for each weight, and one static scale for the activations of each layer."""
+STATIC: Final = {"static": SCHEMES["tensor"].with_static_activations()}
+"""One scale for each weight, and one static scale for the activations of each layer: for files only."""
 _OF_MX: Final = {"strategy": "group", "group_size": GROUP_MX.cols, "scale_dtype": "torch.uint8"}
 MXFP8: Final = Scheme(GROUP_MX, _OF_MX, _OF_MX, scale_format="ue8m0_bytes", format="mxfp8-quantized")
 """OCP's microscaling format: an exponent for each 32 numbers of a row. `fp8core.scaled_mm` does not support it."""
 
 
-def scheme_to_write(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
-    """Return the scheme of a name for the weights of a file; ``others`` are schemes that only some callers support.
+def scheme_of(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
+    """Return the scheme of a name; ``others`` are schemes that only some callers support.
 
     Raises:
         CheckpointError: there is no scheme of this name.
     """
-    known = {**SCHEMES, "static": STATIC, **others}
+    known = {**SCHEMES, **others}
     if not is_one_of(name, known):
         raise CheckpointError(f"scheme needs one of {', '.join(known)}, got {name!r}")
     return known[name]
-
-
-def scheme_of(name: str) -> Scheme:
-    """Return the scheme of a name; raises CheckpointError if there is none."""
-    if not is_one_of(name, SCHEMES):
-        raise CheckpointError(f"scheme needs one of {', '.join(SCHEMES)}, got {name!r}")
-    return SCHEMES[name]
 
 
 def quantization_config(
@@ -107,7 +100,7 @@ def quantization_config(
     for tensor, shape in kept:
         if len(shape) < 2 or not (tensor.endswith(WEIGHT) or len(shape) > 2):
             continue
-        name = tensor.removesuffix(WEIGHT)
+        name = module_of(tensor)
         tower, experts = tower_of(name), _experts_of(name)
         if tower is not None and tower not in mixed:
             ignore.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")

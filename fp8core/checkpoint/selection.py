@@ -6,7 +6,6 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from fp8core.checkpoint.files import Entry
 from fp8core.errors import CheckpointError
 
 ALWAYS_KNOWN = "lm_head"
@@ -67,11 +66,6 @@ def check_pattern(pattern: str, operand: str) -> None:
             re.compile(pattern[3:])
         except re.error as error:
             raise CheckpointError(f"{operand} needs regular expressions, got {pattern!r}: {error}") from error
-
-
-def module_of(entry: Entry) -> str:
-    """Return the module whose weight a tensor is, or the whole name of any other tensor."""
-    return entry.name.removesuffix(".weight")
 
 
 def matches(module: str, pattern: str) -> bool:

@@ -287,7 +287,7 @@ def _reason(name: str, table: Mapping[str, tuple[str, ...]]) -> str:
 
 def _refuse_quantized(source: Source) -> None:
     names = {entry.name for entry in source.entries}
-    other = other_quantization(names)
+    other = other_quantization({entry.name: entry.dtype for entry in source.entries})
     if other is not None:
         raise CheckpointError(f"{source.path} is quantized already: {other[0]} is of {other[1]}")
     for entry in source.entries:

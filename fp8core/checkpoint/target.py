@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -83,9 +84,10 @@ def _refuse(source: Source, found: Destination, *, force: bool) -> None:
 def _refuse_folder(found: Destination) -> None:
     """Refuse to replace a folder with files that fp8core did not write."""
     target, there = found.given, found.path
-    working = Path.cwd()
-    if there == working or there in working.parents:
-        raise CheckpointError(f"cannot replace {target}: it is the current folder, or holds it")
+    with suppress(FileNotFoundError):  # the current folder has been removed: no folder holds it
+        working = Path.cwd()
+        if there == working or there in working.parents:
+            raise CheckpointError(f"cannot replace {target}: it is the current folder, or holds it")
     files = {
         str((Path(folder) / name).relative_to(there)): (Path(folder) / name).lstat().st_size
         for folder, below, names in os.walk(there)

@@ -1,4 +1,4 @@
-"""Dequantizes a layer, some rows at a time."""
+"""The numbers of a layer: dequantizes it, some rows at a time."""
 
 from collections.abc import Iterator
 from typing import Any, Final
@@ -10,6 +10,7 @@ from fp8core.checkpoint.files import Entry, read_rows
 from fp8core.checkpoint.layers import Layer
 from fp8core.errors import CheckpointError
 from fp8core.ops import dequantize
+from fp8core.problem import GroupShape
 from fp8core.types import WideName
 
 MOST_ITEMSIZE: Final = 8
@@ -23,14 +24,19 @@ def rows_of_a_group(layer: Layer) -> int:
     return max(layer.group_shape.rows, 1)
 
 
-def scales_of_rows(layer: Layer, scales: NDArray[np.float32], first: int, rows: int) -> NDArray[np.float32]:
+def scales_of_rows(scales: NDArray[np.float32], group: GroupShape, first: int, rows: int) -> NDArray[np.float32]:
     """Return the scales of some rows of a matrix; row ``first`` is the first of a group."""
-    if layer.group_shape is None:
-        raise CheckpointError(layer.fault())
-    if layer.group_shape.rows < 0:
-        return scales
-    step = layer.group_shape.rows
-    return scales[first // step : -(-(first + rows) // step)]
+    return scales if group.rows < 0 else scales[first // group.rows : -(-(first + rows) // group.rows)]
+
+
+def are_powers_of_two(scales: NDArray[np.float32]) -> bool:
+    """Return whether all scales are powers of two."""
+    return bool((np.frexp(scales)[0] == 0.5).all())
+
+
+def sum_of_squares(values: NDArray[np.float32]) -> float:
+    """Return the sum of the squares, in float64."""
+    return float(np.square(values, dtype=np.float64).sum())
 
 
 def dequantized(
@@ -56,5 +62,5 @@ def dequantized(
     assert group_shape is not None
     with layer.weight.path.open("rb") as file:
         for first, codes in read_rows(file, matrix, multiple or rows_of_a_group(layer), itemsize):
-            part = np.ascontiguousarray(scales_of_rows(layer, scales, first, len(codes)))
+            part = np.ascontiguousarray(scales_of_rows(scales, group_shape, first, len(codes)))
             yield first, np.asarray(dequantize(codes, part, group_shape=group_shape, dtype=dtype))

@@ -6,8 +6,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.files import FLOATS, Entry
+from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.checkpoint.schemes import Scheme
-from fp8core.checkpoint.selection import Selection, module_of
+from fp8core.checkpoint.selection import Selection
 from fp8core.problem import BLOCK_128
 
 Status = Literal["quantized", "kept", "refused"]
@@ -35,7 +36,7 @@ class Verdict(NamedTuple):
     @property
     def module(self) -> str:
         """The module whose weight the tensor is, or the tensor's own name."""
-        return self.tensor.removesuffix(".weight")
+        return module_of(self.tensor)
 
 
 FUSED: Final = (
@@ -65,7 +66,7 @@ def verdicts_of(
     input_scales: Mapping[str, float],
 ) -> tuple[Verdict, ...]:
     """Return the verdict on every tensor of a checkpoint, in the order of the entries."""
-    matrices = [module_of(entry) for entry in entries if entry.name.endswith(".weight") and len(entry.shape) == 2]
+    matrices = [module_of(entry.name) for entry in entries if entry.name.endswith(WEIGHT) and len(entry.shape) == 2]
     names = kinds.names_of(matrices, (entry.name for entry in entries), config)
     tied = _tied(config)
     alone = [_verdict(entry, names, picked, scheme, tied) for entry in entries]
@@ -90,7 +91,7 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
     unable = _not_a_matrix(entry)
     if unable:
         return verdict("kept", unable)
-    module = module_of(entry)
+    module = module_of(entry.name)
     kind = kinds.kind_of(module, entry.shape, names)
     excluded, included = picked.excluded_by(module), picked.included_by(module)
     if excluded is not None:
@@ -123,7 +124,7 @@ def _not_a_matrix(entry: Entry) -> str:
         return f"{entry.dtype}: scheme needs one of {', '.join(FLOATS)}"
     if not math.prod(entry.shape):
         return "no elements"
-    if not entry.name.endswith(".weight"):
+    if not entry.name.endswith(WEIGHT):
         return "not the .weight of a module"
     return ""
 
@@ -146,7 +147,7 @@ def _groups(alone: Iterable[Verdict]) -> dict[tuple[str, tuple[str, ...]], list[
     """Return the verdicts on layers that vLLM joins, by their parent and the names of the parts."""
     found: dict[tuple[str, tuple[str, ...]], list[Verdict]] = {}
     for verdict in alone:
-        if len(verdict.shape) != 2 or not verdict.tensor.endswith(".weight"):
+        if len(verdict.shape) != 2 or not verdict.tensor.endswith(WEIGHT):
             continue
         parent, _, name = verdict.module.rpartition(".")
         above, _, number = parent.rpartition(".")

@@ -12,9 +12,9 @@ from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
-from fp8core.checkpoint.reader import Checkpoint, checkpoint_of, open_checkpoint
+from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of, open_checkpoint
 from fp8core.checkpoint.source import INDEX, scan
-from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group
+from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
 from fp8core.errors import CheckpointError
 
 TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}
@@ -90,7 +90,7 @@ def verify_checkpoint(
         raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be verified, got none: quantize makes them")
     scales = {name for layer in checkpoint.layers.values() for name in _scale_names(layer)} | {*checkpoint.kv_scales()}
     for name in scales:
-        if checkpoint.all_tensors[name].dtype in (*FLOATS, "F8_E8M0", "U8"):
+        if checkpoint.all_tensors[name].dtype in SCALES:
             faults += scale_faults(checkpoint.all_tensors[name])
     layers = [layer for layer in checkpoint.layers.values() if not layer.fault()]
     total = sum(layer.weight.nbytes for layer in layers) + (0 if other is None else other.source.nbytes)
@@ -182,8 +182,8 @@ def relative_error(layer: Layer, original: Tensor) -> float:
             numbers = read_rows(beside, wide, rows_of_a_group(layer), MOST_ITEMSIZE)
             for (_, found), (_, original_rows) in zip(dequantized(layer, index, matrix), numbers, strict=True):
                 exact = original_rows.astype(np.float32)
-                difference += float(np.square(found - exact, dtype=np.float64).sum())
-                norm += float(np.square(exact, dtype=np.float64).sum())
+                difference += sum_of_squares(found - exact)
+                norm += sum_of_squares(exact)
     return math.sqrt(difference / norm) if norm else math.sqrt(difference)
 
 

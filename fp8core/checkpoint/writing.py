@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8core.checkpoint.files import DTYPES, Entry, Header, Piece, copy_tensor, lay_out, read_rows
+from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.replacing import Pending, pending_file, pending_folder, reserve, sync_folder, take_name
 from fp8core.checkpoint.schemes import Scheme
-from fp8core.checkpoint.selection import module_of
 from fp8core.checkpoint.source import Extra, Source
 from fp8core.checkpoint.target import Destination
 from fp8core.errors import CheckpointError
@@ -117,7 +117,7 @@ class Shard(NamedTuple):
             advance(entry.name, weight.shape[0] * entry.nbytes // entry.shape[0])
         put(target, begins[scale_name(entry.name)], np.concatenate(scales))
         if self.scheme.static:
-            given_scale = self.input_scales[module_of(entry)]
+            given_scale = self.input_scales[module_of(entry.name)]
             put(target, begins[input_scale_name(entry.name)], np.array([given_scale], np.float32))
 
     def _tensor_scale(self, entry: Entry, source: BinaryIO) -> NDArray[np.float32]:
@@ -141,7 +141,7 @@ def scale_name(tensor: str) -> str:
 
 def input_scale_name(tensor: str) -> str:
     """Return the name of the scale of a layer's activations, given the name of its weight."""
-    return f"{tensor.removesuffix('.weight')}.input_scale"
+    return f"{module_of(tensor)}.input_scale"
 
 
 def put(target: BinaryIO, begin: int, values: NDArray[Any]) -> None:

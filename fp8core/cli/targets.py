@@ -5,7 +5,7 @@ from typing import Final
 import typer
 
 from fp8core.ops.targets import TARGETS as KNOWN
-from fp8core.ops.targets import target_of
+from fp8core.ops.targets import target_of, targets_and_models
 from fp8core.problem import Target
 
 TARGETS: Final = tuple(name for name in KNOWN if name != "host")
@@ -22,5 +22,5 @@ def proven(target: Target) -> bool:
 def target_named(name: str) -> Target:
     """Return a device by name, which need not be present: it has the size of a common model of its architecture."""
     if name not in KNOWN:
-        raise typer.BadParameter(f"needs host or one of {', '.join(TARGETS)}, got {name!r}", param_hint="--target")
+        raise typer.BadParameter(f"needs {targets_and_models()}, got {name!r}", param_hint="--target")
     return target_of(name)

@@ -11,7 +11,7 @@ from typing import Any, Final, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -59,9 +59,9 @@ def table(title: str | None, *columns: str) -> Table:
     return made
 
 
-def count(number: int, one: str, many: str | None = None) -> str:
+def count(number: int, one: str) -> str:
     """Return a number with a noun in the singular or plural: "1 weight", "2 weights"."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
 def line(text: str, style: str | None = None) -> None:
@@ -112,13 +112,25 @@ def interrupted() -> Iterator[None]:
         raise
 
 
+class OnTerminal(Progress):
+    """rich's progress display, on a console that is a terminal; on any other it prints nothing."""
+
+    def __init__(self, shown_on: Console, *columns: ProgressColumn) -> None:
+        super().__init__(*columns, console=shown_on, transient=True, disable=not shown_on.is_terminal)
+
+    def stop(self) -> None:
+        """End the display. rich before 14.3 prints an empty line for one that is disabled."""
+        if not self.disable:
+            super().stop()
+
+
 class Bar:
     """Shows progress in bytes: a bar on a terminal, else an occasional line."""
 
     def __init__(self, what: str) -> None:
         self.what, self.printed = what, 0
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
+        self.progress = OnTerminal(errors, *columns)
         self.task = self.progress.add_task(what, total=None)
 
     def __enter__(self) -> Callable[[str, int, int], None]:

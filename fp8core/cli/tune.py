@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-from fp8core.cli.terminal import console, count, errors, table, warnings_as_lines
+from fp8core.cli.terminal import OnTerminal, console, count, errors, table, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.problem import ScaledMm
@@ -142,7 +142,7 @@ class Steps:
 
     def __init__(self, total: int, kept: Kept) -> None:
         columns = TextColumn("tuning {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.progress = Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal)
+        self.progress = OnTerminal(errors, *columns)
         self.task = self.progress.add_task("", total=total)
         self.kept = kept
 

@@ -1,6 +1,7 @@
 """What the shape of a scale means, and which shape a new scale has. The number of elements never decides anything."""
 
 import math
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fp8core.core import specs
@@ -54,7 +55,7 @@ def check_scale_dtype(x: TensorSpec, *, bytes_allowed: bool = False) -> None:
         raise DTypeError(f"{x.name} needs {wanted}, got {x.dtype}")
 
 
-def is_one_number(shape: tuple[int, ...]) -> bool:
+def is_one_number(shape: Sequence[int]) -> bool:
     """Return whether an array of this shape holds one number, whatever its axes."""
     return all(extent == 1 for extent in shape)
 

@@ -163,7 +163,15 @@ def _upper(value: Any, operand: TensorSpec | None, group: GroupShape, x: TensorS
     return math.inf
 
 
-def new_scale(how: Scaling) -> NewArray:
+def results_of(how: Scaling, shape: tuple[int, ...], data: int) -> dict[int, NewArray]:
+    """Return the results of a quantization: codes of shape ``shape`` at index ``data``, and behind them new scales."""
+    results = {data: NewArray(shape, how.dtype)}
+    if not how.given:
+        results[data + 1] = _new_scale(how)
+    return results
+
+
+def _new_scale(how: Scaling) -> NewArray:
     """Return the array for computed scales, yet to be allocated."""
     if how.layout == "mn" and how.group_shape != PER_TENSOR:
         rows = how.shape[:-1]

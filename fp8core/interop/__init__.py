@@ -44,18 +44,17 @@ __all__ = [
 
 
 @eager_only
-def view(x: Any, name: str, *, written: bool = False) -> TensorView:
+def view(x: Any, name: str) -> TensorView:
     """Return a view of the array ``x``; nothing is copied.
 
     Args:
         x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack or
             ``__cuda_array_interface__``, of a dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
         name: the name of the operand in error messages.
-        written: whether the operand is written to.
 
     Raises:
         DTypeError: x is not an array, its dtype is not in `problem.ITEMSIZE`, or its byte order is not the machine's.
-        LayoutError: x has no strided memory of its own, or is to be written to and is read-only.
+        LayoutError: x has no strided memory of its own.
         DeviceError: x is on a device that kernels cannot be launched on.
     """
     kind: Any = type(x)
@@ -66,8 +65,6 @@ def view(x: Any, name: str, *, written: bool = False) -> TensorView:
             raise DTypeError(f"{name} needs {wanted}, got None")
         raise DTypeError(f"{name} needs {wanted} that offers DLPack, got {type_name(x)}")
     seen: TensorView = read(x, name)
-    if written:
-        seen.framework.check_writable(_storage_of(x), name)
     return seen
 
 
@@ -84,14 +81,13 @@ def declared(x: Any, name: str) -> tuple[str, Target]:
     return seen.dtype, seen.target
 
 
-def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int:
+def stream_of(first: TensorView, stream: Any = None) -> int:
     """Return the stream to launch on: ``stream`` if given, otherwise the current stream of the framework of ``first``.
 
     Args:
         first: the operand that determines the framework and the device.
         stream: an address (0 is the default stream), or an object with ``__cuda_stream__``, ``.ptr`` or
             ``.cuda_stream``.
-        others: the other operands, for a caller that does not call `order_before` itself.
 
     Returns:
         The stream's address; 0 on the host, which has none.
@@ -103,8 +99,8 @@ def stream_of(first: TensorView, stream: Any = None, *others: TensorView) -> int
     if first.target.platform == "host":
         return 0
     chosen = first.framework.stream(first.target) if given is None else given
-    if others or first.held is not None:
-        order_before(chosen, (first, *others), stream)
+    if first.held is not None:
+        order_before(chosen, (first,), stream)
     return chosen
 
 

@@ -82,9 +82,9 @@ class CudaArray(ExporterFramework):
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
 
 
-def as_cupy(x: Any, name: str) -> Any:
-    """Return a CuPy array over the memory of ``x``; CuPy's current stream waits for the stream of ``x``."""
-    seen, cupy = framework().view(x, name), device.cupy()
+def as_cupy(x: Any) -> Any:
+    """Return a CuPy array over the memory of ``x``, some codes; CuPy's current stream waits for the stream of ``x``."""
+    seen, cupy = framework().view(x, "codes"), device.cupy()
     ordinal = seen.target.device
     framework().order_before(seen, device.stream(ordinal), device.current_stream(ordinal))
     memory = cupy.cuda.UnownedMemory(seen.pointer, bytes_spanned(seen.shape, seen.strides, seen.dtype), x, ordinal)

@@ -108,9 +108,9 @@ class ExporterFramework(Framework):
         native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
         return native.empty(shape, dtype, target, strides, stream)
 
-    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
+    def keep(self, view: TensorView, stream: int) -> None:
         """Do nothing: ``view.held`` keeps the memory until the stream that it was ordered for has passed the launch."""
-        del view, stream, owner
+        del view, stream
 
 
 class DLPackExporters(ExporterFramework):

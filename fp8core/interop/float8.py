@@ -235,7 +235,7 @@ def _own(codes: Any) -> Any:
         _KNOWN.add(type(codes))
         return codes
     if framework is cuda_array.framework():
-        return cuda_array.as_cupy(codes, "codes")
+        return cuda_array.as_cupy(codes)
     if codes.__dlpack_device__()[0] in dlpack.HOST_DEVICES:
         import numpy as np
 

@@ -196,13 +196,12 @@ class Framework(ABC):
     def release(self, view: TensorView, stream: int) -> None:  # noqa: B027 - only for arrays that name a stream
         """Make the stream that an array names wait for the work of ``stream`` on its memory."""
 
-    def keep(self, view: TensorView, stream: int, owner: object = None) -> None:
+    def keep(self, view: TensorView, stream: int) -> None:
         """Keep an operand alive until ``stream`` has passed the launch, if it is not the framework's current stream.
 
         (torch's ``record_stream`` is no alternative: when the memory is freed it records an event on the caller's
         stream, and aborts the process if that stream has been destroyed.)
         """
-        del owner
         if stream != self.stream(view.target):
             releases().keep(view.owner, stream, view.target.device)
 

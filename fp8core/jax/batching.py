@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
 
+from fp8core.core.scale_shapes import is_one_number
 from fp8core.errors import Fp8Error
 from fp8core.jax.calls import CALL, bind
 from fp8core.jax.primitives import CallOf, traced
@@ -29,7 +30,7 @@ def _may_scale(places: frozenset[int], scale: int) -> Callable[[CallOf, dict[int
         del call
         if scale in batched and not _scale_with_rows(shapes, scale):
             return False
-        if scale in shapes and scale not in batched and any(extent != 1 for extent in shapes[scale]):
+        if scale in shapes and scale not in batched and not is_one_number(shapes[scale]):
             return False
         return batched - {scale} == places & shapes.keys()
 
@@ -60,21 +61,20 @@ FOLDS: Final[dict[str, Callable[[CallOf, dict[int, tuple[Any, ...]], set[int]], 
 def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, call: CallOf, jaxpr: Any) -> tuple[list[Any], list[int]]:
     """Batch a call: the rule of `jax.vmap`."""
     del jaxpr
-    places = [at for at, there in enumerate(call.given) if there]
     size = next(x.shape[axis] for x, axis in zip(arrays, axes, strict=True) if axis is not None)
     moved = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, axes, strict=True)]
-    batched = {at for at, axis in zip(places, axes, strict=True) if axis is not None}
-    one = [jax.ShapeDtypeStruct(x.shape[at in batched :], x.dtype) for at, x in zip(places, moved, strict=True)]
-    shapes = {at: x.shape for at, x in zip(places, one, strict=True)}
+    batched = {at for at, axis in zip(call.places, axes, strict=True) if axis is not None}
+    one = [jax.ShapeDtypeStruct(x.shape[at in batched :], x.dtype) for at, x in zip(call.places, moved, strict=True)]
+    shapes = {at: x.shape for at, x in zip(call.places, one, strict=True)}
     folds = FOLDS.get(call.name)
     if folds is not None and folds(call, shapes, batched) and _gives_each(call, one, moved, size):
         made = bind(call, *moved)
     else:
-        looped = [x for at, x in zip(places, moved, strict=True) if at in batched]
+        looped = [x for at, x in zip(call.places, moved, strict=True) if at in batched]
 
         def each(slices: Sequence[Any]) -> list[Any]:
             given = iter(slices)
-            return bind(call, *[next(given) if at in batched else x for at, x in zip(places, moved, strict=True)])
+            return bind(call, *[next(given) if at in batched else x for at, x in zip(call.places, moved, strict=True)])
 
         made = jax.lax.map(each, looped)
     return made, [0] * len(made)

@@ -11,11 +11,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from fp8core.core.scale_shapes import is_one_number
 from fp8core.errors import UnsupportedProblemError
 from fp8core.jax.calls import CALL, CALLS_KEPT, bind
 from fp8core.jax.primitives import CallOf
 from fp8core.ops.dequantize import dequantize
-from fp8core.ops.linear import LinearOptions
+from fp8core.ops.linear import LINEAR_CALLS, LinearOptions
 from fp8core.problem import BLOCK, BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 X, WEIGHT, WEIGHT_SCALE, BIAS = 0, 1, 2, 3
@@ -104,7 +105,7 @@ def _scale_of(call: CallOf, weight: Any, scale: Any) -> tuple[Any, GroupShape]:
     if known is not None:
         return scale, GroupShape(*known)
     (n, k), shape = weight.shape, scale.shape
-    if all(extent == 1 for extent in shape):
+    if is_one_number(shape):
         return scale, PER_TENSOR
     if len(shape) == 1 or shape == (n, 1):
         return scale, PER_CHANNEL
@@ -126,9 +127,8 @@ def _frozen(tangents: Sequence[Any], names: Sequence[str]) -> None:
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr: Any) -> Any:
     """Differentiate a call: the rule of `jax.jvp`, `jax.grad` and the like."""
     del jaxpr
-    places = [at for at, there in enumerate(call.given) if there]
-    given = dict(zip(places, primals, strict=True))
-    of = dict(zip(places, tangents, strict=True))
+    given = dict(zip(call.places, primals, strict=True))
+    of = dict(zip(call.places, tangents, strict=True))
     if call.name != "linear" or str(given[X].dtype) in FORMATS:
         what = "linear of an x that is FP8" if call.name == "linear" else call.name
         raise UnsupportedProblemError(
@@ -141,11 +141,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
             f"linear needs to be without an activation inside of a gradient, got {activation}: its derivative needs the"
             f" value before it (jax.nn.{'silu' if activation == 'silu' else 'gelu'} behind linear has one)"
         )
-    fixed = [at for at in places if at not in (X, BIAS)]
-    _frozen(
-        [of[at] for at in fixed],
-        [("x", "weight", "weight_scale", "bias", "input_scale", "scale_ub")[at] for at in fixed],
-    )
+    fixed = [at for at in call.places if at not in (X, BIAS)]
+    _frozen([of[at] for at in fixed], [LINEAR_CALLS.operands[at] for at in fixed])
     made = bind(call, *primals)
     out = made[0]
     parts = []

@@ -9,7 +9,8 @@ import jax
 
 from fp8core.errors import BackendError, DeviceError, Fp8Error
 from fp8core.jax import frames
-from fp8core.jax.programs import SCRATCH_ALIGNMENT, Prepared, Problem, parse
+from fp8core.jax.programs import Prepared, Problem, parse
+from fp8core.kernels.encodings import SCRATCH_ALIGNMENT
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 

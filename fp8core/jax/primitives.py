@@ -44,6 +44,11 @@ class CallOf(NamedTuple):
     tuned: int = 0
     """See `Problem.tuned`."""
 
+    @property
+    def places(self) -> list[int]:
+        """The positions of the operands that are given."""
+        return [at for at, there in enumerate(self.given) if there]
+
 
 class Traced(NamedTuple):
     """A call described from the shapes and dtypes of its operands."""
@@ -70,8 +75,7 @@ def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = Non
         raise ShapeError(
             f"{call.name} needs extents of results that equal symbolic extents, got one computed from them"
         )
-    arguments = [at for at, there in enumerate(call.given) if there]
-    written = {arguments.index(at): i for i, at in enumerate(results) if call.given[at]}
+    written = {call.places.index(at): i for i, at in enumerate(results) if call.given[at]}
     return Traced(described, results, extents, written)
 
 
@@ -99,9 +103,8 @@ def _described(
 
 def place(call: CallOf, shapes: Sequence[tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
     """Return the layouts of the given operands, by position."""
-    given = iter(shapes)
-    known = [next(given) if there else None for there in call.given]
-    return {at: layout_of_operand(call.name, at, known) for at, shape in enumerate(known) if shape is not None}
+    known = dict(zip(call.places, shapes, strict=True))
+    return {at: layout_of_operand(call.name, at, known) for at in known}
 
 
 def _numbers(
@@ -157,8 +160,7 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
     known = traced(call, avals)
     layouts = place(call, _numbers([aval.shape for aval in avals])[0])
     names = numpy_arrays.names()
-    places = [at for at, there in enumerate(call.given) if there]
-    arrays = {at: (names[np.dtype(x.dtype)], x.shape) for at, x in zip(places, avals, strict=True)}
+    arrays = {at: (names[np.dtype(x.dtype)], x.shape) for at, x in zip(call.places, avals, strict=True)}
     placed: list[Placed | None] = [None] * len(call.given)
     for at, (dtype, shape) in arrays.items():
         placed[at] = Placed(dtype, tuple([n if isinstance(n, int) else None for n in shape]), layouts[at])
@@ -179,7 +181,7 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
         result_layouts.append((0,))
     rule = jax.ffi.ffi_lowering(
         handler.TARGET,
-        operand_layouts=[layouts[at] for at in places],
+        operand_layouts=[layouts[at] for at in call.places],
         result_layouts=result_layouts,
         operand_output_aliases=known.written or None,
     )

@@ -5,7 +5,7 @@ in a process that has not traced it.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -17,6 +17,7 @@ from fp8core.core.specs import TensorSpec
 from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.interop.dlpack import row_major
+from fp8core.kernels.encodings import SCRATCH_ALIGNMENT
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
@@ -27,7 +28,7 @@ from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
 from fp8core.ops.shards import EXPAND_CALLS, REQUANTIZE_CALLS
 from fp8core.problem import BLOCK, ITEMSIZE, Target
-from fp8core.w8a8 import calls as vllm
+from fp8core.w8a8.calls import VARIANTS
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "quantize": QUANTIZE_CALLS,
@@ -45,13 +46,12 @@ OPERATIONS: Final[dict[str, Operation]] = {
 """The operations by their names in programs."""
 NAMES: Final = {
     **{operation: name for name, operation in OPERATIONS.items()},
-    **dict.fromkeys((QUANTIZE_WEIGHT_CALLS, vllm.QUANTIZE, vllm.QUANTIZE_INPUT), "quantize"),
-    **dict.fromkeys((vllm.PRODUCT, vllm.APPLY), "scaled_mm"),
+    QUANTIZE_WEIGHT_CALLS: "quantize",
+    **{variant: name for name, variants in VARIANTS.items() for variant in variants},
 }
 """The names of these operations, and of their variants that other functions declare with other operand names."""
 ALIGNMENT: Final = 16
 """The alignment of addresses in programs, in bytes: no kernel needs more, and XLA's own buffers have more."""
-SCRATCH_ALIGNMENT: Final = 256
 FORM: Final = 1
 """The version of the text's form; texts of another form are refused."""
 
@@ -145,19 +145,18 @@ def layout_of(array: NewArray) -> Layout:
     return tuple(sorted(range(len(strides)), key=lambda axis: (strides[axis], -axis)))
 
 
-def layout_of_operand(name: str, at: int, shapes: Sequence[tuple[Any, ...] | None]) -> Layout:
+def layout_of_operand(name: str, at: int, shapes: Mapping[int, tuple[Any, ...]]) -> Layout:
     """Return the layout that a call requests for the operand at position ``at``; XLA copies operands of another layout.
 
     Scales by groups of k are requested in the layout that kernels read, with contiguous rows (``scale_layout="mn"``); a
     matrix b and its scale as transposes of row-major arrays, which is how weights are stored.
     """
     shape = shapes[at]
-    assert shape is not None
     axes = tuple(reversed(range(len(shape))))
     if name == "scaled_mm" and at in (1, 3) and len(shape) == 2:
         return 0, 1
     scale = {"scaled_mm": 2, "scaled_mm_nt": 2, "linear": 4}.get(name)
-    first = shapes[0]
+    first = shapes.get(0)
     if at == scale and len(shape) > 1 and first and shape[-1] > 1 and shape[-1] == -(-first[-1] // BLOCK):
         return (*axes[1:], len(shape) - 1)
     return axes

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
 
+from fp8core.core.scale_shapes import is_one_number
 from fp8core.jax.primitives import CallOf, Traced
 from fp8core.ops.linear import LinearOptions
 from fp8core.problem import BLOCK, PER_TENSOR, PER_TOKEN
@@ -40,11 +41,6 @@ class Rule(NamedTuple):
         whole = tuple(name for name in every if name in self.whole)  # in the order in which Shardy numbers factors
         arguments, results = (tuple(map(_mapping, each)) for each in (self.arguments, self.results))
         return SdyShardingRule(arguments, results, need_replication_factors=whole, **sizes)
-
-
-def _one(shape: Sequence[Any]) -> bool:
-    """Return whether a scale of this shape has one element."""
-    return all(extent == 1 for extent in shape)
 
 
 class _Factors:
@@ -86,7 +82,7 @@ class _Factors:
         A scale with other axes than the array is not sharded, and then neither is the array. A scale with one axis has
         one element for each row, if ``by_row``.
         """
-        if _one(shape):
+        if is_one_number(shape):
             return self.own(shape)
         if by_row and len(shape) == 1 and len(of) > 1:
             of, extents = of[:-1], extents[:-1]
@@ -118,11 +114,10 @@ def _cut(size: int, mesh: tuple[int, ...]) -> bool:
 
 def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced, mesh: Any) -> Rule:
     """Return the sharding rule of a call on a mesh."""
-    places = [at for at, there in enumerate(call.given) if there]
-    extents = dict(zip(places, shapes, strict=True))
+    extents = dict(zip(call.places, shapes, strict=True))
     factors = _Factors(tuple(mesh.shape.values()))
     made = _RULES[call.name](_Case(call, extents, known, factors))
-    arguments = tuple(made[at] if at in made else factors.own(extents[at]) for at in places)
+    arguments = tuple(made[at] if at in made else factors.own(extents[at]) for at in call.places)
     results = []
     for at, shape in zip(known.results, known.shapes, strict=True):
         results.append(made[at] if at in made else factors.own(shape))
@@ -160,7 +155,7 @@ def _quantize(of: _Case, out: int = 1) -> Places:
         factors.whole.update(name for axis in axes for name in axis)
     at = out + 1
     shape = extents[at] if at in extents else known.shapes[known.results.index(at)]
-    if group[0] != 1 and not (given and _one(shape)):
+    if group[0] != 1 and not (given and is_one_number(shape)):
         factors.whole.update(name for axis in axes[:-1] for name in axis)
     made = {0: axes, out: axes}
     if call.name == "silu_and_mul_quant":
@@ -182,7 +177,7 @@ def _dequantize(of: _Case) -> Places:
     q, scale, group, factors = of.extents[0], of.extents[1], of.call.options[0], of.factors
     last = factors.groups("k", q[-1], group[1]) if group is not None and group[1] > 0 else ("k",)
     axes = _rows(q, last)
-    if group is not None and group[0] != 1 and not _one(scale):
+    if group is not None and group[0] != 1 and not is_one_number(scale):
         factors.whole.update(name for axis in axes[:-1] for name in axis)
     by_row = group is not None and tuple(group) == PER_TOKEN
     return {0: axes, 1: factors.scale(scale, axes, q, by_row=by_row), 2: axes}
@@ -193,12 +188,12 @@ def _product(
 ) -> Places:
     extents, factors = of.extents, of.factors
     n, scale = extents[weight][0 if stored else 1], extents[scale_b]
-    by_groups = scale_a in extents and any(extent != 1 for extent in extents[scale_a][-1:])
+    by_groups = scale_a in extents and not is_one_number(extents[scale_a][-1:])
     by_rows = stored or (tuple(scale) == (n, 1) and not (by_groups and len(extents[scale_a]) > 1))
     across = 0 if by_rows else len(scale) - 1  # the scale's axis of channels or blocks of channels
     channels: Axis = ("n",)
     made = {scale_b: factors.own(scale)}
-    if not _one(scale):
+    if not is_one_number(scale):
         if scale[across] != n:
             channels = factors.groups("n", n, BLOCK)
             if len(channels) > 1 and scale[across] != factors.sizes["n"]:  # transposed: n is along the other axis

@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
+from fp8core.kernels.encodings import SCRATCH_ALIGNMENT
 from fp8core.kernels.gemm.blaslt.dialects import CUBLASLT, HIPBLASLT
 from fp8core.problem import BLOCK, FORMATS
 
 WORKSPACE: Final = {"cpu": 0, "cuda": CUBLASLT.workspace_bytes, "rocm": HIPBLASLT.workspace_bytes}
 """By platform: the bytes of workspace that the BLAS library gets."""
-PARTS: Final = 16 * 256
-"""An upper bound of the bytes that rounding each part of a scratch up to 256 bytes adds."""
+PARTS: Final = 16 * SCRATCH_ALIGNMENT
+"""An upper bound of the bytes that rounding up each part of a scratch adds."""
 WIDEST: Final = 4
 """Bytes of an accumulator, of a scale, and of an element of the widest result dtype."""
 ALIGNED: Final = 16

@@ -29,3 +29,5 @@ def aligned(bytes_: int) -> Requirement:
 
 CUDA: Final = platform("cuda")
 HIP: Final = platform("hip")
+ON_A_GPU: Final = platform("cuda", "hip")
+ON_THE_HOST: Final = platform("host")

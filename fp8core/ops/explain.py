@@ -36,15 +36,6 @@ from fp8core.problem import (
 from fp8core.table import Explanation, Table
 from fp8core.types import DType
 
-__all__ = [
-    "ArraySpec",
-    "Capability",
-    "capabilities",
-    "explain",
-    "explain_product",
-    "target_of",
-]
-
 _EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (
     quantize,
     dequantize,

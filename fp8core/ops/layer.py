@@ -12,8 +12,9 @@ from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.ops.layer_checks import State, check_layer, history_of, read_layer, specs_before_quantizing
-from fp8core.ops.layer_weight import aligned_rows, codes_to_pickle
+from fp8core.ops.layer_weight import aligned_rows
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
+from fp8core.ops.pickled import to_pickle
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.quantized import Quantized, parts
 from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
@@ -253,21 +254,29 @@ class Fp8Linear:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made._take(self._state.options, *deepcopy(self._state.arrays, memo))
+        made.__dict__.update(deepcopy(self._added(), memo))
         return made
 
     def __copy__(self) -> Self:
         """Return a layer that shares the arrays."""
         made = type(self).__new__(type(self))
         made._take(self._state.options, *self._state.arrays)
+        made.__dict__.update(self._added())
         return made
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the arrays and options, without the state that depends on addresses."""
+        """Return arrays, options and added attributes, without the state that depends on addresses."""
         weight, *others = self._state.arrays
-        return {"arrays": (codes_to_pickle(weight), *others), "options": tuple(self._state.options)}
+        arrays, options = (to_pickle(weight), *others), tuple(self._state.options)
+        return {"arrays": arrays, "options": options, "added": self._added()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._take(LinearOptions(*state["options"]), *state["arrays"])
+        self.__dict__.update(state.get("added", {}))  # older pickles have none
+
+    def _added(self) -> dict[str, Any]:
+        """Return the attributes that a subclass or a caller has added."""
+        return {name: value for name, value in self.__dict__.items() if name != "_state"}
 
     def __repr__(self) -> str:
         weight, scale, bias, input_scale = self._state.arrays

@@ -6,7 +6,7 @@ from typing import Any, Final, Unpack, overload
 from fp8core.core import checks, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
-from fp8core.core.scaling import EPS, SCALES, ScaleOptions, Scaling, new_scale, number_or_operand, scaling, split
+from fp8core.core.scaling import EPS, SCALES, ScaleOptions, number_or_operand, results_of, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
 from fp8core.interop import Operand, ScaleOperand, eager_only, scalar
@@ -143,7 +143,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
             stride * x.itemsize,
         ),
     )
-    results = _results(x.shape, how, 3)
+    results = results_of(how, x.shape, 3)
     if residual is not None:
         results[2] = NewArray(x.shape, x.dtype)
 
@@ -162,13 +162,6 @@ def epsilon_of(epsilon: Any) -> float:
     if number is None or not 0 <= number <= checks.LARGEST_FLOAT32 or not checks.in_float32(number):
         raise ShapeError(f"epsilon needs a finite number of at least 0 that float32 holds, got {epsilon!r}")
     return number
-
-
-def _results(shape: tuple[int, ...], how: Scaling, data: int) -> dict[int, NewArray]:
-    results = {data: NewArray(shape, how.dtype)}
-    if not how.given:
-        results[data + 1] = new_scale(how)
-    return results
 
 
 @overload
@@ -264,7 +257,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
         numbers = SiluNumbers(at.stride, stride, *how.strides, at.rows, how.upper, how.eps)
         return Planned(SILU_QUANTIZE.plan(problem).bind(numbers))
 
-    return Described(_results(shape, how, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
+    return Described(results_of(how, shape, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
 
 
 _X: Final = Operand("x", *HIGH_PRECISION)

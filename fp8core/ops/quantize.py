@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Unpack, overload
 
 from fp8core.core import checks, specs
-from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.calls import Described, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import (
     EPS,
@@ -12,8 +12,8 @@ from fp8core.core.scaling import (
     ScaleOptions,
     Scaling,
     codes_alignment,
-    new_scale,
     number_or_operand,
+    results_of,
     scaling,
     split,
 )
@@ -124,9 +124,6 @@ def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any
     how = scaling(ScaleOptions(*options[:-1]), x, shape, scale, upper)
     stride = specs.result_stride(data, x, shape, how.dtype)
     problem = quantize_problem(x, at, how, rows, data, stride)
-    results = {DATA: NewArray(shape, how.dtype)}
-    if not how.given:
-        results[SCALE] = new_scale(how)
 
     def plan() -> Planned:
         if not rows * at.cols and not how.computed():
@@ -134,7 +131,7 @@ def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any
         numbers = QuantizeNumbers(at.stride, stride, *how.strides, at.rows, rows, how.upper, how.eps)
         return Planned(QUANTIZE.plan(problem).bind(numbers))
 
-    return Described(results, plan, lambda: QUANTIZE.explain(problem), how.group_shape)
+    return Described(results_of(how, shape, DATA), plan, lambda: QUANTIZE.explain(problem), how.group_shape)
 
 
 def _padded(x: TensorSpec, at: Matrix, rows_padded: Any) -> tuple[tuple[int, ...], int]:

@@ -1,11 +1,13 @@
 """FP8 data together with its scales: the result of a quantization, and one operand of functions that take both."""
 
+from copy import deepcopy
 from typing import Any, Generic, NamedTuple, Self
 
 from fp8core.core import checks
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar
 from fp8core.interop.tensor import new_tuple
+from fp8core.ops.pickled import to_pickle
 from fp8core.problem import GroupShape
 from fp8core.types import Array, ArrayT_co, DataT_co, Stream, WideDType
 
@@ -52,6 +54,20 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
         """Return a pair with other data or another scale, and the same group shape."""
         made = super()._replace(**fields)
         made.group_shape = self.group_shape
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle arrays of codes as bytes."""
+        return _of_kind, (type(self), to_pickle(self.data), to_pickle(self.scale)), self.__dict__
+
+    def __copy__(self) -> Self:
+        """Return a pair of the same arrays."""
+        made: Self = _of_kind(type(self), self.data, self.scale, self.__dict__)
+        return made
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a pair of copies, made with ``memo``: what other objects share stays shared among the copies."""
+        made: Self = _of_kind(type(self), *deepcopy((self.data, self.scale, self.__dict__), memo))
         return made
 
     @property
@@ -108,6 +124,13 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
     def __repr__(self) -> str:
         group = None if self.group_shape is None else tuple(self.group_shape)
         return f"Quantized(data={self.data!r}, scale={self.scale!r}, group_shape={group})"
+
+
+def _of_kind(kind: Any, data: Any, scale: Any, attributes: Any = ()) -> Any:
+    """Return a pair of a subclass, with its attributes. Pickles name this function."""
+    made = new_tuple(kind, (data, scale))
+    made.__dict__.update(attributes)
+    return made
 
 
 def quantized(data: Any, scale: Any, group_shape: GroupShape | None) -> Quantized[Any, Any]:

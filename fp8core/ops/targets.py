@@ -9,19 +9,33 @@ from fp8core.runtime import device as devices
 KIB: Final = 1024
 TARGETS: Final[dict[str, Target]] = {
     "host": HOST,
-    "sm_80": Target("cuda", 80, ABSENT, 108, 32, 163 * KIB),  # A100
-    "sm_86": Target("cuda", 86, ABSENT, 84, 32, 99 * KIB),  # A40
-    "sm_89": Target("cuda", 89, ABSENT, 142, 32, 99 * KIB),  # L40S
-    "sm_90": Target("cuda", 90, ABSENT, 132, 32, 227 * KIB),  # H100, H200
-    "sm_100": Target("cuda", 100, ABSENT, 148, 32, 227 * KIB),  # B200
-    "sm_120": Target("cuda", 120, ABSENT, 188, 32, 99 * KIB),  # RTX PRO 6000
-    "gfx90a": Target("hip", 0x90A, ABSENT, 104, 64, 64 * KIB),  # MI250, one die
-    "gfx942": Target("hip", 0x942, ABSENT, 304, 64, 64 * KIB),  # MI300X
-    "gfx950": Target("hip", 0x950, ABSENT, 256, 64, 160 * KIB),  # MI355X
-    "gfx1100": Target("hip", 0x1100, ABSENT, 96, 32, 64 * KIB),  # RX 7900 XTX
-    "gfx1201": Target("hip", 0x1201, ABSENT, 64, 32, 64 * KIB),  # RX 9070 XT
+    "sm_80": Target("cuda", 80, ABSENT, 108, 32, 163 * KIB),
+    "sm_86": Target("cuda", 86, ABSENT, 84, 32, 99 * KIB),
+    "sm_89": Target("cuda", 89, ABSENT, 142, 32, 99 * KIB),
+    "sm_90": Target("cuda", 90, ABSENT, 132, 32, 227 * KIB),
+    "sm_100": Target("cuda", 100, ABSENT, 148, 32, 227 * KIB),
+    "sm_120": Target("cuda", 120, ABSENT, 188, 32, 99 * KIB),
+    "gfx90a": Target("hip", 0x90A, ABSENT, 104, 64, 64 * KIB),
+    "gfx942": Target("hip", 0x942, ABSENT, 304, 64, 64 * KIB),
+    "gfx950": Target("hip", 0x950, ABSENT, 256, 64, 160 * KIB),
+    "gfx1100": Target("hip", 0x1100, ABSENT, 96, 32, 64 * KIB),
+    "gfx1201": Target("hip", 0x1201, ABSENT, 64, 32, 64 * KIB),
 }
-"""The target of each architecture, with multiprocessors and shared memory of the device named in the comment."""
+"""The target of each architecture, with multiprocessors and shared memory of a model in `MODELS`."""
+MODELS: Final = {
+    "sm_80": "A100",
+    "sm_86": "A40",
+    "sm_89": "L40S",
+    "sm_90": "H100, H200",
+    "sm_100": "B200",
+    "sm_120": "RTX PRO 6000",
+    "gfx90a": "MI250, one die",
+    "gfx942": "MI300X",
+    "gfx950": "MI355X",
+    "gfx1100": "RX 7900 XTX",
+    "gfx1201": "RX 9070 XT",
+}
+"""By name of the architecture: the model of GPU, or models, whose size its target in `TARGETS` has."""
 
 
 def target_of(device: int | str | Target | None, name: str = "device") -> Target:
@@ -39,8 +53,10 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
         return device
     if isinstance(device, str):
         if device not in TARGETS:
-            raise DeviceError(f"{name} needs one of {', '.join(TARGETS)}, got {device!r}")
+            raise DeviceError(f"{name} needs {targets_and_models()}, got {device!r}")
         meant = TARGETS[device]
+        if meant == HOST:  # the driver is not asked: after that no forked child could use a GPU
+            return meant
         here = (devices.target(ordinal) for ordinal in range(devices.count()))
         return next((it for it in here if (it.platform, it.arch) == (meant.platform, meant.arch)), meant)
     if devices.count() == 0:
@@ -48,3 +64,9 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
             raise DeviceError(f"{name} needs a GPU, got {device} on a machine without one: {devices.why_none()}")
         return HOST
     return devices.target(devices.current() if device is None else device)
+
+
+def targets_and_models() -> str:
+    """Return all names of targets for an error message, each with its models: users know these names better."""
+    names = [f"{name} ({MODELS[name]})" if name in MODELS else name for name in TARGETS]
+    return f"{', '.join(names[:-1])} or {names[-1]}"

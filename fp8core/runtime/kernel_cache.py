@@ -19,7 +19,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -35,8 +34,9 @@ UNFINISHED: Final = "new-"
 """The prefix of the names of files that are being written."""
 UNFINISHED_SECONDS: Final = 24 * 3600
 """A file that has been unfinished for this long was left behind by a killed process."""
-_MAGIC: Final = b"fp8core\x01"
+_MAGIC: Final = b"fp8core\x02"
 _HEADER: Final = len(_MAGIC) + hashlib.sha256().digest_size
+"""The bytes before the kernel: a magic number, and a checksum of the file's name and the kernel."""
 _PATH_ONLY: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Opens folders without needing permission to list them, which folders above a home folder may deny."""
 _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,7 +61,7 @@ def refusal() -> str | None:
 
 def name_of(*parts: str) -> str:
     """Return the file name of a kernel made from ``parts``: a hash of the parts, their lengths and their order."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(_MAGIC)  # files of another layout have other names
     for part in parts:
         data = part.encode()
         digest.update(len(data).to_bytes(8, "little"))
@@ -105,7 +105,7 @@ def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
     try:
         with _opened(place, make=True) as at:
             _remove_unfinished(at)
-            _write(at, name, _MAGIC + hashlib.sha256(kernel).digest() + kernel)
+            _write(at, name, _header(name, kernel) + kernel)
     except OSError as error:
         if not quiet:
             _warn(f"compiled kernels are not kept in {place}: {_reason(error)}; {_ELSEWHERE}")
@@ -186,15 +186,22 @@ def _read(at: int, name: str) -> bytes:
     finally:
         os.close(descriptor)
     kernel = data[_HEADER:]
-    if data[:_HEADER] != _MAGIC + hashlib.sha256(kernel).digest():
+    if data[:_HEADER] != _header(name, kernel):
         raise _refused(f"it is damaged ({len(data)} bytes, wrong checksum)")
     return kernel
 
 
+def _header(name: str, kernel: bytes) -> bytes:
+    """Return what precedes a kernel in its file. It depends on the name, so that a renamed file counts as damaged."""
+    digest = hashlib.sha256(f"{name}\0".encode())
+    digest.update(kernel)
+    return _MAGIC + digest.digest()
+
+
 def _write(at: int, name: str, data: bytes) -> None:
     temporary = f"{UNFINISHED}{secrets.token_hex(8)}"
-    descriptor = os.open(temporary, _CREATE, 0o600, dir_fd=at)
     try:
+        descriptor = os.open(temporary, _CREATE, 0o600, dir_fd=at)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
@@ -218,6 +225,11 @@ def _remove_unfinished(at: int) -> None:
         os.close(listing)
 
 
-@cache
+_WARNED: Final[set[str]] = set()
+"""The warnings given so far."""
+
+
 def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=4)
+    if text not in _WARNED:
+        _WARNED.add(text)  # first: where warnings are errors, the next call has to go on, as it does elsewhere
+        warnings.warn(text, RuntimeWarning, stacklevel=4)

@@ -18,7 +18,6 @@ ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 """CUlaunchAttribute: its id, and a value of 64 bytes of which at most three 32-bit words are used."""
 CONFIGURATION: Final = struct.Struct("7I4xPPI4x")
 """CUlaunchConfig: grid, block, bytes of shared memory, stream, attributes, number of attributes."""
-GRID: Final = struct.Struct("3I")
 WORD: Final = 8
 STREAM: Final = 4
 """The index of the stream in the configuration, in units of `WORD` bytes."""
@@ -45,6 +44,10 @@ class LaunchError(BackendError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle both arguments: a pool of processes waits for ever for an error that cannot be unpickled."""
+        return type(self), (*self.args, self.status), self.__dict__
 
 
 @cache
@@ -80,7 +83,7 @@ class Frame:
         self.stream = 0
         """The stream in the configuration."""
         self.write = partial(bound.variable.pack_into, memory, 0)
-        """Writes the arguments that vary, and the grid if it varies."""
+        """Writes the arguments that vary."""
         self._pointers = (ctypes.c_void_p * max(len(bound.offsets), 1))(*(address + at for at in bound.offsets))
         self.arguments = bound.handed_over(self.configuration, address + bound.middle, ctypes.addressof(self._pointers))
         """The arguments of the launch function."""
@@ -89,16 +92,15 @@ class Frame:
 class Bound:
     """A kernel whose launches write their stream and some arguments into a frame; everything else is written once.
 
-    With ``grid``, all launches have this grid. Without, each launch takes the three numbers of its grid after the
-    arguments.
+    Args:
+        launcher: the kernel.
+        given: the indices of the arguments that a launch takes.
+        grid: the grid of all launches.
+        numbers: the other arguments.
     """
 
     def __init__(
-        self,
-        launcher: "Launcher",
-        given: Sequence[int],
-        grid: Grid | None = None,
-        numbers: tuple[int | float | bytes, ...] = (),
+        self, launcher: "Launcher", given: Sequence[int], grid: Grid, numbers: tuple[int | float, ...]
     ) -> None:
         items = launcher.items
         fixed = [i for i in range(len(items)) if i not in given]
@@ -106,13 +108,13 @@ class Bound:
         self.middle = -(-end // WORD) * WORD
         fixed_text, fixed_offsets, size = lay_out([items[i] for i in fixed], self.middle + CONFIGURATION.size)
         self.offsets = [offset for _, offset in sorted(zip((*given, *fixed), (*offsets, *fixed_offsets), strict=True))]
-        self.variable = struct.Struct(text if grid else f"{text}{self.middle - end}x3I")
+        self.variable = struct.Struct(text)
         image = bytearray(size)
-        shape = (*(grid or (0, 0, 0)), *launcher.block, launcher.shared_bytes)
+        shape = (*grid, *launcher.block, launcher.shared_bytes)
         CONFIGURATION.pack_into(image, self.middle, *shape, 0, *launcher.attributes)
         struct.pack_into(fixed_text, image, self.middle + CONFIGURATION.size, *numbers)
         self.image, self.function = bytes(image), launcher.function.address
-        self._launcher = launcher
+        self._launcher, self._grid = launcher, grid
         self._launch = device.with_current(launcher.target.device, self._function())
         self._pool: list[Frame] = []
 
@@ -131,7 +133,7 @@ class Bound:
         del configuration
         return ADDRESS(address), ADDRESS(self.function), ADDRESS(pointers), None
 
-    def launch(self, stream: int, *arguments: int | float | bytes) -> None:
+    def launch(self, stream: int, *arguments: int | bytes) -> None:
         """Launch on ``stream``; raise LaunchError with the driver's status and the kernel's name if that fails."""
         try:
             frame = self._pool.pop()
@@ -144,12 +146,12 @@ class Bound:
         if status:
             status = device.retry_with_context(status, self._launcher.target.device, self._launch, *frame.arguments)
         if status:
-            raise self._refused(GRID.unpack_from(frame.configuration), device.status_name(status), status)
+            raise self._refused(device.status_name(status), status)
         self._pool.append(frame)
 
-    def _refused(self, grid: tuple[int, ...], reason: str, status: int) -> LaunchError:
+    def _refused(self, reason: str, status: int) -> LaunchError:
         """Return the error of a launch that was not made."""
-        message = f"launching {self._launcher.entry} with grid {grid} on {self._launcher.target}: {reason}"
+        message = f"launching {self._launcher.entry} with grid {self._grid} on {self._launcher.target}: {reason}"
         return LaunchError(message, status)
 
 
@@ -157,13 +159,8 @@ class HipBound(Bound):
     """A kernel launched by HIP's function, which takes the configuration as separate numbers."""
 
     def __init__(
-        self,
-        launcher: "Launcher",
-        given: Sequence[int],
-        grid: Grid | None = None,
-        numbers: tuple[int | float | bytes, ...] = (),
+        self, launcher: "Launcher", given: Sequence[int], grid: Grid, numbers: tuple[int | float, ...]
     ) -> None:
-        self._grid = grid
         self._block = (*launcher.block, launcher.shared_bytes)
         self._cooperative = launcher.cooperative
         self._after = () if launcher.cooperative else (None,)
@@ -180,12 +177,12 @@ class HipBound(Bound):
 
     def _start(self, configuration: "memoryview[int]", kernel: object, parameters: object) -> int:
         """Launch, and return the driver's status; raise LaunchError if the launch breaks a rule of HIP known here."""
-        stream, grid = configuration[STREAM], self._grid or GRID.unpack_from(configuration)
+        stream, grid = configuration[STREAM], self._grid
         if any(count * threads > limits.HIP_THREADS for count, threads in zip(grid, self._block, strict=False)):
             reason = f"HIP needs at most {limits.HIP_THREADS} threads along each axis, got blocks of {self._block[:3]}"
-            raise self._refused(grid, reason, NOT_CALLED)
+            raise self._refused(reason, NOT_CALLED)
         if self._cooperative and device.capturing(stream):
-            raise self._refused(grid, "HIP needs a stream that is not captured for it", NOT_CAPTURED)
+            raise self._refused("HIP needs a stream that is not captured for it", NOT_CAPTURED)
         where = ADDRESS(device.driver_stream(stream))
         status = self._drivers(kernel, *grid, *self._block, where, parameters, *self._after)
         if status:
@@ -197,7 +194,7 @@ BOUND: Final[dict[Platform, type[Bound]]] = {"cuda": Bound, "hip": HipBound}
 
 
 class Launcher:
-    """A compiled kernel with its block shape, called with a stream, a grid and the kernel's arguments.
+    """A compiled kernel with its block shape. `bind` returns a launch of it.
 
     It keeps the kernel's module loaded. So does each function that `bind` returns, as it keeps the launcher.
     """
@@ -217,12 +214,6 @@ class Launcher:
         self.block, self.shared_bytes, self.cooperative = block, shared_bytes, cooperative
         self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
         self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
-        self._bound = BOUND[target.platform]
-        self._all = self._bound(self, range(len(self.items))).launch
-
-    def __call__(self, stream: int, grid: Grid, *arguments: int | float | bytes) -> None:
-        """Launch on ``stream``; raise BackendError with the driver's status and the kernel's name if that fails."""
-        self._all(stream, *arguments, *grid)
 
     def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
         """Return a launch with ``grid`` and the constant arguments ``numbers``; it takes the stream and the other ones.
@@ -231,7 +222,7 @@ class Launcher:
         many arguments would otherwise go into packing arguments that never change.
         """
         varying = [i for i, item in enumerate(self.items) if item[-1] in args.VARYING]
-        return self._bound(self, varying, grid, numbers).launch
+        return BOUND[self.target.platform](self, varying, grid, numbers).launch
 
     def bind_args(self, grid: Grid, given: Any) -> Callable[..., None]:
         """Call `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""

@@ -9,7 +9,9 @@ NO_LOCKS: Final = (errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 def lock(handle: int) -> bool:
-    """Wait for the lock of an open file or folder; it is held until the file is closed.
+    """Wait for the lock of an open file or folder; it is held until `unlock`, or until the file is closed.
+
+    A child that is forked meanwhile has the file open, too: then only `unlock` ends the lock.
 
     Returns:
         Whether the file is locked; False if the file system does not support locks.
@@ -41,3 +43,16 @@ def try_lock(handle: int) -> bool:
             return False
         raise
     return True
+
+
+def unlock(handle: int) -> None:
+    """End the lock of an open file or folder, also for the children that have inherited it.
+
+    Raises:
+        OSError: unlocking fails, except where the file system does not support locks.
+    """
+    try:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise

@@ -27,11 +27,14 @@ def open_regular(path: str | os.PathLike[str], *, at: int | None = None, follow:
         OSError: the file cannot be opened, or is no regular file.
     """
     descriptor = os.open(path, _OPEN if follow else _OPEN | os.O_NOFOLLOW, dir_fd=at)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(number, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}", os.fspath(path))
+    except BaseException:
         os.close(descriptor)
-        number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
-        raise OSError(number, f"it is {_KINDS.get(stat.S_IFMT(mode), 'no regular file')}", os.fspath(path))
+        raise
     return descriptor
 
 

@@ -24,13 +24,18 @@ def root() -> Path:
     """Return the folder that holds ``cuda_src`` and ``hip_src``: the checkout's, or the wheel's.
 
     Raises:
-        BackendError: the installation has no device sources; the message lists the folders searched.
+        BackendError: the installation has no device sources, and the message lists the folders searched; or it is
+            imported from an archive.
     """
     package = Path(__file__).resolve().parents[1]
     places = (package / "_sources", package.parent)
     for place in places:
         if all((place / folder).is_dir() for folder, _ in ENTRIES.values()):
             return place
+    if not package.is_dir():
+        raise BackendError(
+            f"fp8core needs to be installed in a folder, as it reads device sources there, got {package}"
+        )
     raise BackendError(f"no device sources (cuda_src, hip_src) in {' or '.join(map(str, places))}: reinstall fp8core")
 
 

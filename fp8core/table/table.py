@@ -26,8 +26,9 @@ class Table(Generic[P]):
         self._tuned: dict[P, Choice] = {}
         self._expected: dict[P, tuple[str, str]] = {}
         self._lock = ForkSafeLock()
-        self.before: Callable[[], object] | None = None
-        """Called once before the first choice, to read what was tuned in another process."""
+        self.before: Callable[[P], bool] | None = None
+        """Called with the problem before each choice, until it has read what was tuned in another process and returns
+        true."""
 
     def __len__(self) -> int:
         return len(self._plans)
@@ -72,14 +73,16 @@ class Table(Generic[P]):
     def tuned(self, problem: P) -> Choice | None:
         """Return the choice that was tuned for ``problem``, in this process or another one, or None."""
         if self.before is not None:
-            with self._lock.held:
-                if self.before is not None:
-                    self.before()
-                    self.before = None
+            self._read_before(problem)
         if problem in self._expected:
             with self._lock.held:  # other threads must find the problem in one of the two dictionaries
                 self._look_up_expected(problem)
         return self._tuned.get(problem)
+
+    def _read_before(self, problem: P) -> None:
+        with self._lock.held:
+            if self.before is not None and self.before(problem):
+                self.before = None
 
     def _look_up_expected(self, problem: P) -> None:
         """Replace the names that `expect` was given for ``problem`` by the candidate that has them here; else warn."""

@@ -81,12 +81,10 @@ class Overload(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """A torch operator: its operation, the names of its arguments, and its overloads."""
+    """A torch operator: its operation, whose operands name its arguments, and its overloads."""
 
     name: str
     operation: Operation
-    arguments: tuple[str, ...]
-    """The names of the operands."""
     options: tuple[Option | None, ...]
     """None stands for the option that says whether the scale is given: each overload fixes it (`Overload.given`)."""
     overloads: tuple[Overload, ...]
@@ -100,11 +98,12 @@ class Operator(NamedTuple):
     def schema(self, overload: Overload) -> str:
         """Return the overload's schema without its name."""
         letters = iter("abcdef")
+        names = [name.replace(" ", "_") for name in self.operation.operands]
         arguments = []
         for at in overload.passed:
             optional = "" if at == 0 or at in overload.out else "?"
             written = f"({next(letters)}!)" if at in overload.out else ""
-            arguments.append(f"Tensor{written}{optional} {self.arguments[at]}")
+            arguments.append(f"Tensor{written}{optional} {names[at]}")
         arguments += [option.schema for option in self.options if option is not None]
         results = ", ".join("Tensor" for _ in overload.new)
         return f"({', '.join(arguments)}) -> {results if len(overload.new) == 1 else f'({results})'}"
@@ -133,7 +132,7 @@ class Operator(NamedTuple):
         names = {at: f"x{at}" for at in overload.passed}
         parameters = [*names.values()]
         names.update((result, names[source]) for result, source in overload.copied)
-        operands = "".join(f"{names.get(at)}, " for at in range(len(self.arguments)))
+        operands = "".join(f"{names.get(at)}, " for at in range(len(self.operation.operands)))
         made, space = [], {}
         for at, option in enumerate(self.options):
             if option is None:
@@ -193,16 +192,14 @@ _WIDTHS: Final = (Option("int[] logical_widths", _pair, _tuple),)
 _ROUNDED: Final = _plain("bool round_intermediate")
 
 
-def _mm(name: str, operation: Operation, second: str) -> Operator:
-    arguments = "a", second, "scale_a", "scale_b", "bias", "out", "out_scale", "amax"
-    return Operator(name, operation, arguments, _MM, tuple(_and_with(7, "amax", _with_out((0, 1, 2, 3, 4, 6), 5))))
+def _mm(name: str, operation: Operation) -> Operator:
+    return Operator(name, operation, _MM, tuple(_and_with(7, "amax", _with_out((0, 1, 2, 3, 4, 6), 5))))
 
 
 OPERATORS: Final = (
     Operator(
         "quantize",
         QUANTIZE_CALLS,
-        ("x", "out", "scale", "scale_ub"),
         (*_SCALED, _plain("int? rows_padded")),
         tuple(_scaled((0,), 1)),
         scale=2,
@@ -210,7 +207,6 @@ OPERATORS: Final = (
     Operator(
         "rms_norm_quant",
         NORM_CALLS,
-        ("x", "weight", "residual", "out", "scale", "scale_ub"),
         (*_SCALED, _plain("float epsilon"), _ROUNDED),
         tuple(_and_with(2, "residual", _scaled((0, 1), 3))),
         scale=4,
@@ -218,7 +214,6 @@ OPERATORS: Final = (
     Operator(
         "silu_and_mul_quant",
         SILU_CALLS,
-        ("x", "out", "scale", "scale_ub"),
         (*_SCALED, _ROUNDED),
         tuple(_scaled((0,), 1)),
         scale=2,
@@ -226,16 +221,14 @@ OPERATORS: Final = (
     Operator(
         "dequantize",
         DEQUANTIZE_CALLS,
-        ("q", "scale", "out"),
         (_group("int[]? group_shape"), _dtype()),
         _with_out((0, 1), 2),
     ),
-    _mm("scaled_mm", SCALED_MM_CALLS, "b"),
-    _mm("scaled_mm_nt", SCALED_MM_NT_CALLS, "weight"),
+    _mm("scaled_mm", SCALED_MM_CALLS),
+    _mm("scaled_mm_nt", SCALED_MM_NT_CALLS),
     Operator(
         "linear",
         LINEAR_CALLS,
-        ("x", "weight", "weight_scale", "bias", "input_scale", "scale_ub", "out"),
         (
             _group(),
             _plain("float? upper"),
@@ -250,7 +243,6 @@ OPERATORS: Final = (
     Operator(
         "requantize_with_max_scale",
         REQUANTIZE_CALLS,
-        ("weight", "weight_scale", "out", "max_scale"),
         _WIDTHS,
         (
             Overload("inplace", (0, 1), (0,), (3,), copied=((2, 0),)),
@@ -261,16 +253,14 @@ OPERATORS: Final = (
     Operator(
         "convert_to_channelwise",
         EXPAND_CALLS,
-        ("weight_scale", "out"),
         _WIDTHS,
         (Overload("", (0,), (), (1,)),),
         bare=True,
     ),
-    Operator("all_close_1d", ALL_CLOSE_CALLS, ("x", "result"), (), (Overload("", (0,), (), (1,)),), counts=True),
+    Operator("all_close_1d", ALL_CLOSE_CALLS, (), (Overload("", (0,), (), (1,)),), counts=True),
     Operator(
         "normalize",
         NORMALIZE_CALLS,
-        ("weight", "out", "weight_scale", "new_weight_scale", "input_scale", "new_input_scale"),
         (_plain("str old"), _plain("str new")),
         (
             Overload("", (0, 2), (), (1, 3)),

@@ -46,16 +46,12 @@ FUNCTIONS: Final = (
     calls.rocm_per_tensor_w8a8_scaled_mm,
     calls.Fp8LinearOp.apply,
 )
-OTHERS: Final = {
-    "quantize": (calls.QUANTIZE, calls.QUANTIZE_INPUT),
-    "scaled_mm": (calls.PRODUCT, calls.APPLY),
-}
-"""Further operations, by the operator that they share: they differ in the names of their operands only."""
 
 
 def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
     """Return the stand-in for calls of an operation: it calls the overload that takes the operands given."""
     operation = operator.operation
+    names = tuple(map(str, operation.operands))  # dynamo of torch 2.11 takes no subclass of str
     passed = [set(overload.passed) for overload in operator.overloads]
     deciding = sorted(frozenset[int]().union(*passed) - passed[0].intersection(*passed))
     given_at = operator.options.index(None) if None in operator.options else None
@@ -71,13 +67,13 @@ def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tu
     def call(operands: tuple[Any, ...], options: Any, stream: object) -> tuple[Sequence[Any], Any]:
         if stream is not None:
             raise DeviceError("stream needs to be left out while torch traces a call: the graph has streams of its own")
-        refusal = _refused_derivative(operator.arguments[0])
+        refusal = _refused_derivative(names[0])
         if refusal is not None:
             raise LayoutError(refusal)
         if type(options) is Interned:
             options = options.options
         if torch.compiler.is_dynamo_compiling():
-            for name, x in (*zip(operation.operands, operands, strict=True), *operator.named(options)):
+            for name, x in (*zip(names, operands, strict=True), *operator.named(options)):
                 _refuse_numpy_numbers(x, name)
         arrays = list(operands)
         for at in operation.numbers:
@@ -197,7 +193,7 @@ def _read_without_dynamo(flag: Any) -> bool | None:
 def install() -> None:
     """Make the public functions traceable by torch."""
     for operator in OPERATORS:
-        for operation in (operator.operation, *OTHERS.get(operator.name, ())):
+        for operation in (operator.operation, *calls.VARIANTS.get(operator.name, ())):
             operation.traced = _stand_in(operator)
     Operation.stand_ins["torch"] = _without_dynamo
     all_close.READING["torch"] = _read_without_dynamo

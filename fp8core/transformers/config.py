@@ -7,7 +7,7 @@ from typing import Any, Final
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from fp8core.checkpoint.schemes import scheme_to_write
+from fp8core.checkpoint.schemes import STATIC, scheme_of
 from fp8core.errors import DeviceError
 
 METHOD: Final = "fp8core"
@@ -53,7 +53,7 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         source: Mapping[str, Any] | None = None,
         quant_method: str = METHOD,
     ) -> None:
-        scheme_to_write(scheme)
+        scheme_of(scheme, STATIC)
         self.quant_method = quant_method
         self.scheme = scheme
         self.include = None if include is None else list(include)

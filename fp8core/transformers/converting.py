@@ -6,14 +6,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fp8core.checkpoint.naming import NAMES
-from fp8core.errors import CheckpointError
+from fp8core.checkpoint.naming import NAMES, OTHERS
+from fp8core.errors import CheckpointError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.dispatched import Offloaded, take_hook
 from fp8core.torch.input_dtypes import CODES
+from fp8core.torch.layers import has_hooks
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.names import has, transforms_of
@@ -42,7 +43,9 @@ def convert_(model: Any) -> tuple[str, ...]:
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
         CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or
             transformers has no conversion that names the projections of stacked experts. Layers before this one have
-            been replaced then.
+            been replaced then. Or a layer has zero points, or scales of other quantizations; no layer has been then.
+        LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
+            example. No layer has been replaced then.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -56,8 +59,9 @@ def convert_(model: Any) -> tuple[str, ...]:
     unstacked: set[str] = set()
     offloaded = Offloaded(model)
     for name, module in modules:
-        if any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
+        if not isinstance(module, Linear) and any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
             offloaded.refuse(name, module)
+            _refuse_more(name, module)
     for name, module in modules:
         codes = module._parameters.get("weight")
         stacked = module._parameters.get(DOWN)
@@ -129,6 +133,17 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         _replace(model, name, module, experts)
     _keep_unstacked(model, unstacked)
     return tuple(split)
+
+
+def _refuse_more(name: str, module: nn.Module) -> None:
+    """Refuse an FP8 module whose results are not those of its codes and scales alone, or whose hooks would be lost."""
+    held = {**module._parameters, **module._buffers}
+    other = next((one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS), None)
+    if other is not None:
+        what = f"{name}.{other}, which is of {OTHERS[f'.{other}']}"
+        raise CheckpointError(f"model needs layers of FP8 codes and scales, got {what}")
+    if has_hooks(module):
+        raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
 
 
 def _replace(model: Any, name: str, module: nn.Module, made: nn.Module) -> None:

@@ -1,7 +1,6 @@
 """`from_pretrained` and `config_for`: load FP8 checkpoints of any format, and quantize others while loading them."""
 
 import copy
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from transformers.utils import cached_file
 
 from fp8core.checkpoint import open_checkpoint
 from fp8core.checkpoint.claims import MODELOPT_FILE
+from fp8core.checkpoint.source import read_json
 from fp8core.errors import CheckpointError
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 
@@ -148,8 +148,11 @@ def _modelopt(path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> dict[s
     file = cached_file(path, MODELOPT_FILE, _raise_exceptions_for_missing_entries=False, **places)
     if file is None:
         return None
-    content = json.loads(Path(file).read_bytes())
-    return {"quant_method": "modelopt", "producer": content.get("producer"), **content["quantization"]}
+    content = read_json(Path(file))
+    found = content.get("quantization")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file} needs a JSON object as quantization, got {found!r}")
+    return {"quant_method": "modelopt", "producer": content.get("producer"), **found}
 
 
 def _is_fp8(path: str | os.PathLike[str], subfolder: str) -> bool:

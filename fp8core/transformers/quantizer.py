@@ -12,7 +12,6 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
-from fp8core.checkpoint.naming import other_quantization
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
 from fp8core.problem import HIGH_PRECISION
@@ -90,12 +89,12 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         config = self.quantization_config
         about = {**model.config.to_dict(), "quantization_config": config.source}
         checkpoint = open_files(files, about)
+        other = checkpoint.other
+        if other is not None:
+            raise CheckpointError(f"{files[0].parent} needs only FP8 weights, got {other[0]}, which is of {other[1]}")
         if not checkpoint.layers:
             method = (config.source or {}).get("quant_method")
             raise CheckpointError(f"{files[0].parent} needs FP8 weights, got none; its quant_method is {method}")
-        other = other_quantization(checkpoint.all_tensors)
-        if other is not None:
-            raise CheckpointError(f"{files[0].parent} needs only FP8 weights, got {other[0]}, which is of {other[1]}")
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
         unstack_experts(model, checkpoint.all_tensors)
         names = self._names(model, checkpoint.all_tensors, set(weights))

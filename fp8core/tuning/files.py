@@ -15,8 +15,9 @@ import platformdirs
 
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
-from fp8core.runtime.locks import lock
+from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
@@ -156,14 +157,22 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
     return tuple(tuning for tuning, _ in useful)
 
 
-def load_named() -> None:
-    """Load the file in ``$FP8CORE_TUNINGS``, if that is set; warn if the file cannot be read."""
-    if not os.environ.get(FILE_VARIABLE):
-        return
-    try:
-        load_tunings()
-    except OSError as error:
-        _warn(f"tunings in {tunings_file()}, which {FILE_VARIABLE} names, are not used: {error.strerror or error}")
+def load_named(product: ScaledMm) -> bool:
+    """Load the file in ``$FP8CORE_TUNINGS``, if that is set, before a product on a GPU; warn if it cannot be read.
+
+    Products on the host do not need it. Loading asks the driver for devices, after which no forked child could use one.
+
+    Returns:
+        Whether that is done.
+    """
+    if product.target.platform == "host":
+        return False
+    if os.environ.get(FILE_VARIABLE):
+        try:
+            load_tunings()
+        except OSError as error:
+            _warn(f"tunings in {tunings_file()}, which {FILE_VARIABLE} names, are not used: {error.strerror or error}")
+    return True
 
 
 def _read(file: Path) -> Contents:
@@ -186,7 +195,7 @@ def _write(file: Path, text: str) -> None:
     """Write a file atomically: readers see the old or the new contents. The caller holds its lock."""
     for left in file.parent.iterdir():  # left by writers that were killed, as this one holds the lock
         if re.fullmatch(rf"\.{re.escape(file.name)}\.[0-9a-f]{{16}}", left.name):
-            left.unlink()
+            left.unlink(missing_ok=True)  # without locks two writers may be here
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -211,7 +220,10 @@ def _alone(file: Path) -> Iterator[None]:
         lock(beside)
         yield
     finally:
-        os.close(beside)  # releases the lock
+        try:
+            unlock(beside)  # closing is not enough: a child that was forked meanwhile has the file open, too
+        finally:
+            os.close(beside)
 
 
 def _why_none(tunings: list[Tuning]) -> str:

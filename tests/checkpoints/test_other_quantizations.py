@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import convert_checkpoint, plan_conversion, quantize_checkpoint
+from fp8core.checkpoint import convert_checkpoint, open_checkpoint, plan_conversion, quantize_checkpoint
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, normal, write
 from support.command_line import (
@@ -22,6 +22,10 @@ OTHERS = {
     "packed integers of compressed-tensors": {f"{UP}.weight_packed": np.zeros((64, 8), np.uint8)},
     "NVFP4": {f"{UP}.weight": BYTES, f"{UP}.weight_scale": GROUPS, f"{UP}.weight_scale_2": ONE},
     "bitsandbytes": {f"{UP}.weight": BYTES.reshape(-1, 1), f"{UP}.weight.absmax": np.ones(64, np.float32)},
+    "scaled integers": {f"{UP}.weight": BYTES.view(np.int8), f"{UP}.weight_scale": np.ones((64, 1), np.float32)},
+    "asymmetric quantization": {f"{UP}.weight_zero_point": np.ones((64, 1), np.int8)},
+    "ModelOpt's AWQ or SmoothQuant": {f"{UP}.pre_quant_scale": np.ones(64, np.float32)},
+    "sparse weights of compressed-tensors": {f"{UP}.bitmask": BYTES, f"{UP}.compressed": np.ones((64, 32), np.float32)},
     "MXFP4": {f"{UP}_blocks": np.zeros((2, 64, 2, 16), np.uint8), f"{UP}_scales": np.zeros((2, 64, 2), np.uint8)},
 }
 every = pytest.mark.parametrize("what", OTHERS)
@@ -71,6 +75,51 @@ def test_a_method_without_fp8_is_named(tmp_path, fp8core_):
     with pytest.raises(CheckpointError, match=r"to be converted, got none: config\.json says torchao"):
         convert_checkpoint(source, tmp_path / "out", to="bf16")
     assert fp8core_("inspect", source)[1].startswith(f"{source}: no FP8 weights, 1 file")
+
+
+def transforms(**places):
+    """A quantization_config with a transform for each name, applied at a location each."""
+    groups = {
+        name: {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": places[name]}]} for name in places
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"strategy": "tensor"}}},
+        "transform_config": {"config_groups": groups},
+    }
+
+
+@pytest.mark.parametrize("location", ["input", "output", "somewhere"])
+def test_transforms_of_activations_are_not_left_out(tmp_path, location, fp8core_):
+    """The stored weight is that of a transformed input."""
+    config = transforms(R1="weight_input", R4=location)
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
+    source = folder(tmp_path / "in", fp8, quantization_config=config)
+    with pytest.raises(
+        CheckpointError, match=r"got the transform_config of config\.json, which is of compressed-tensors"
+    ):
+        convert_checkpoint(source, tmp_path / "out", to="channel")
+    assert "some weights compressed-tensors' transforms of activations" in fp8core_("inspect", source)[1]
+
+
+def test_transforms_that_weights_contain_or_that_cancel_change_nothing(tmp_path):
+    config = transforms(R1="weight_input", R2="weight_output", R3="q_attn", K="k_cache")
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
+    convert_checkpoint(folder(tmp_path / "in", fp8, quantization_config=config), tmp_path / "out", to="channel")
+
+
+def test_two_scales_of_one_weight_are_refused(tmp_path, fp8core_):
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE, f"{DOWN}.weight_scale_inv": ONE}
+    source = folder(tmp_path / "in", fp8)
+    both = rf"{DOWN}.weight needs one scale of a kind, got {DOWN}.weight_scale_inv and {DOWN}.weight_scale"
+    with pytest.raises(CheckpointError, match=both):
+        convert_checkpoint(source, tmp_path / "out", to="channel")
+    layer = open_checkpoint(source).layers[DOWN]
+    with pytest.raises(CheckpointError, match=both):
+        layer.scales()
+    status, out, _ = fp8core_("verify", source)
+    assert (status, out.count("scale left over")) == (1, 1)
 
 
 def test_blocks_without_scales_are_any_tensor(tmp_path):

@@ -157,7 +157,7 @@ def test_estimates_are_told():
 
 def test_what_is_expected_is_looked_for_when_the_problem_is_met():
     t, asked = table(), []
-    t.before = lambda: asked.append("before")
+    t.before = lambda problem: not asked.append("before")
     t.expect(Problem(10), "library", "z")
     t.expect(Problem(12), "library", "gone")
     t.expect(Problem(11), "decode", "")
@@ -176,7 +176,7 @@ def test_what_is_expected_is_looked_for_when_the_problem_is_met():
 @pytest.mark.parametrize(
     ("held", "taken"),
     [
-        ("QUANTIZE._lock.held", "QUANTIZE.before = lambda: None; QUANTIZE.tuned(None)"),
+        ("QUANTIZE._lock.held", "QUANTIZE.before = lambda problem: True; QUANTIZE.tuned(None)"),
         ("WATCHED.lock.held", "WATCHED.lock.held.acquire()"),
     ],
 )

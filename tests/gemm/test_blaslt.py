@@ -73,21 +73,21 @@ def given(p):
 def test_descriptor_of_cublaslt(stub, case):
     p, want = CUDA[case]
     launched(stub, product(p), **given(p))
-    assert stub.attributes("d", len(stub.lines("MatmulDescCreate"))) == want  # those before were for the heuristic
+    assert stub.attributes(len(stub.lines("MatmulDescCreate"))) == want  # those before were for the heuristic
 
 
 @pytest.mark.parametrize("case", HIP)
 def test_descriptor_of_hipblaslt(hip_stub, case):
     p, want = HIP[case]
     launched(hip_stub, product(p), **given(p))
-    assert hip_stub.attributes("d", 2) == want
+    assert hip_stub.attributes(2) == want
 
 
 @pytest.mark.parametrize("case", CUDA)
 def test_heuristic_sees_which_addresses_there_will_be(stub, case):
     p, want = CUDA[case]
     assert query.refusal(product(p)) is None
-    seen = stub.attributes("d", 1)
+    seen = stub.attributes(1)
     assert seen.keys() == want.keys()
     assert all(value for number, (width, value) in seen.items() if width == 8)
 
@@ -180,7 +180,7 @@ def test_accumulation_has_no_scales_and_gives_fp32(stub):
     p = problem("row", bias="float32", out="float8_e4m3fn", out_scale=True, amax=True, ldo=272)
     _, line = launched(stub, accumulation(p), scaled=False)
     assert "scale_A=0 scale_B=0 bias=0 scale_D=0 amax=0" in line
-    assert stub.attributes("d", 2) == {3: (4, 1), 4: (4, 0), 7: (4, 1), 25: (1, 1)}
+    assert stub.attributes(2) == {3: (4, 1), 4: (4, 0), 7: (4, 1), 25: (1, 1)}
     assert "MatrixLayoutCreate l3 0 256 64 256" in stub.lines()
 
 

@@ -166,7 +166,7 @@ def test_vectors_of_scales_get_the_offers_for_a_scale_each_that_can_apply_them(s
     checked = stub.lines("MatmulAlgoCheck")
     assert [line.split()[-1] for line in checked] == ["algorithm=1", "algorithm=2"]
     asked = int(checked[0].split()[1][1:])
-    assert stub.attributes("d", asked)[31] == (4, 3)  # asked of vectors
+    assert stub.attributes(asked)[31] == (4, 3)  # asked of vectors
 
 
 def test_the_library_has_the_last_word_on_vectors_of_scales(stub):

@@ -60,6 +60,8 @@ UNALIGNED = {
     "groups-ahead": DecodeProduct(laid_out(a_stages=7, phases=1), (12, 187, 3200), ("group", "group"), offsets=(1, 1, 2)),
     "alternating": DecodeProduct(laid_out(k_warpgroups=2, phases=2), (5, 300, 1112), ("group", "block"), offsets=(1, 0, 0)),
     "more-aligned": DecodeProduct(laid_out(ctas_per_sm=1, phases=16), (24, 1100, 515), ("group", "block"), offsets=(1, 3, 2)),
+    "most-aligned": DecodeProduct(laid_out(1, 2, 1, 2, phases=16), (40, 1100, 255), offsets=(1, 3, 2), out="float8_e4m3fn", bias="float32", amax=True),
+    "most-aligned-groups": DecodeProduct(laid_out(4, 2, 1, 2, phases=8), (39, 500, 514), ("group", "group"), offsets=(1, 3, 2), beta=0.5),
     "copied": DecodeProduct(laid_out(m_warpgroups=2, ctas_per_sm=1, phases=8), (40, 1100, 514), out="float8_e4m3fn", amax=True),
     "copied-shared": DecodeProduct(laid_out(multicast_tiles=2, phases=2), (64, 520, 1000), ("group", "group"), offsets=(0, 8, 0)),
     "amax": DecodeProduct(laid_out(phases=1), SHAPE, out="float32", bias="float32", beta=0.5, amax=True),

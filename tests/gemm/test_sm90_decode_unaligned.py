@@ -18,7 +18,6 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
     layout_with,
     plan_unaligned,
 )
-from fp8core.kernels.gemm.sm90.loose_rows import aligns_a, loose_batch, most_words, words_of
 from fp8core.kernels.gemm.sm90.residues import phases_of, residues_of
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
@@ -26,6 +25,8 @@ from support.problems import on
 from support.sm90_products import asked  # noqa: F401
 
 FN, E5M2 = "float8_e4m3fn", "float8_e5m2"
+CODES = {"out": FN, "out_scale": True, "amax": True}
+BIASED_CODES = CODES | {"bias": "float32", "amax": False}
 
 
 def problem(m, n, k, *, alignment=1, scales=("row", "row"), **changes):
@@ -106,54 +107,29 @@ def test_a_tile_has_two_residues_where_that_saves_tiles_or_stored_sectors(m, n, 
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "scales", "residues"),
+    ("m", "n", "k", "scales", "changes", "residues"),
     [
-        (16, 12000, 513, ("row", "row"), 1),  # three blocks a multiprocessor
-        (8, 12000, 513, ("row", "row"), 2),
-        (64, 5000, 4101, ("group", "block"), 1),  # two warpgroups
-        (36, 793, 255, ("row", "row"), 1),  # two that align a
-        (64, 5000, 4101, ("row", "row"), 2),
-        (128, 5000, 4101, ("group", "group"), 1),
-        (96, 5000, 4101, ("group", "group"), 2),
+        (16, 12000, 513, ("row", "row"), {}, 1),  # three blocks a multiprocessor
+        (8, 12000, 513, ("row", "row"), {}, 2),
+        (8, 8221, 2049, ("row", "row"), CODES, 2),
+        (8, 8221, 2049, ("row", "row"), BIASED_CODES, 1),
+        (8, 8221, 2049, ("group", "block"), BIASED_CODES, 2),
+        (8, 12300, 8193, ("row", "row"), BIASED_CODES, 2),  # fewer blocks
+        (64, 5000, 4101, ("group", "block"), {}, 1),  # two warpgroups
+        (64, 5000, 255, ("row", "row"), {}, 1),  # two that align a
+        (64, 5000, 4101, ("row", "row"), {}, 2),
+        (128, 5000, 4101, ("group", "group"), {}, 1),
+        (128, 5000, 4101, ("row", "group"), {}, 1),
+        (128, 5000, 4101, ("group", "row"), {}, 1),  # scales of rows are read as of groups
+        (128, 5000, 4101, ("group", "tensor"), {}, 2),
+        (128, 5000, 4101, ("group", "block"), {}, 2),
+        (96, 5000, 4101, ("group", "group"), {}, 2),
     ],
 )
-def test_a_tile_has_one_residue_where_threads_lack_registers_for_two(m, n, k, scales, residues):
-    p = problem(m, n, k, scales=scales)
+def test_a_tile_has_one_residue_where_threads_lack_registers_for_two(m, n, k, scales, changes, residues):
+    p = problem(m, n, k, scales=scales, **changes)
     assert residues_of(p) == 2
     assert layout(p).residues == residues
-
-
-@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(22, 879, 304), (15, 401, 1989), (4, 9259, 1489), (40, 448, 262), (2, 2004, 129)]
-)
-def test_an_aligned_row_is_loaded_in_few_batches(m, n, k, scales):
-    """Blocks have a multiprocessor, and so its registers, to themselves where that places all of them."""
-    p = problem(m, n, k, scales=scales)
-    config = layout(p)
-    words, batch, most = words_of(p, config), loose_batch(p, config), most_words(p, config)
-    assert 1 <= batch <= most
-    assert -(-words // batch) == -(-words // most)
-    alone = config.clusters <= clusters_at_once(p.target)[config.cluster]
-    assert config.ctas_per_sm == 1 if alone else config.ctas_per_sm > 1
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "aligned"),
-    [
-        (16, 5000, 224, True),
-        (17, 312, 3064, True),
-        (30, 312, 3064, True),
-        (32, 300, 515, True),
-        (32, 312, 9065, False),  # many words of a
-        (30, 15024, 140, False),  # blocks that share a multiprocessor
-        (33, 312, 515, False),
-    ],
-)
-def test_more_rows_with_scales_along_k_are_aligned_by_blocks_that_have_the_registers(m, n, k, aligned):
-    for scales in (("group", "block"), ("group", "group")):
-        p = problem(m, n, k, scales=scales)
-        assert aligns_a(p, layout(p)) == aligned
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -329,6 +305,8 @@ def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
         (16, 5000, 256, (15, 0)),
         (9, 70, 5, (3, 1)),
         (30, 312, 3064, (0, 0)),
+        (40, 448, 255, (0, 0)),
+        (64, 300, 500, (1, 7)),
     ],
 )
 def test_rows_that_blocks_align_have_the_bits_of_copies(operands, monkeypatch, m, n, k, gaps, modes):

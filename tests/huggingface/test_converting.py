@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM  
 from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
-from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError, LayoutError  # noqa: E402
 from fp8core.torch import Linear, calibrate, quantize_model_  # noqa: E402
 from fp8core.transformers import Experts, convert_, from_pretrained, split_experts_  # noqa: E402
 from huggingface import cases  # noqa: E402
@@ -102,6 +102,27 @@ def test_inputs_have_the_dtype_of_what_is_not_fp8_whatever_comes_first(dtype):
     model = nn.Sequential(of_fbgemm(codes, scale), nn.LayerNorm(48, dtype=dtype))
     assert convert_(model) == ("0",)
     assert model[0].compute_dtype == dtype
+
+
+@pytest.mark.parametrize("beside", ["weight_zero_point", "pre_quant_scale"])
+def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), of_fbgemm(*channelwise()[:2]))
+    model[1].register_buffer(beside, torch.ones(48, 1))
+    before = list(model.modules())
+    with pytest.raises(CheckpointError, match=rf"needs layers of FP8 codes and scales, got 1\.{beside}, which is of"):
+        convert_(model)
+    assert list(model.modules()) == before
+
+
+@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
+def test_layers_with_hooks_are_refused(register):
+    """With one compressed-tensors transforms a layer's inputs, whose weight is that of the transformed ones."""
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), of_fbgemm(*channelwise()[:2]))
+    getattr(model[1], register)(lambda *_: None)
+    before = list(model.modules())
+    with pytest.raises(LayoutError, match="model needs layers without hooks, got some on 1: remove them first"):
+        convert_(model)
+    assert list(model.modules()) == before
 
 
 def test_scales_that_no_layer_has():

@@ -140,3 +140,19 @@ def test_what_accelerate_has_offloaded_is_saved_as_it_was(folders, to, tmp_path)
     before, after = tensors_of(tmp_path / "in"), tensors_of(tmp_path / "out")
     assert before.keys() == after.keys()
     assert all(same(x, after[name]) for name, x in before.items())
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", r"hf_quant_config\.json is not JSON"),
+        ("[]", r"hf_quant_config\.json needs a JSON object, got list"),
+        ("{}", r"hf_quant_config\.json needs a JSON object as quantization, got None"),
+        ('{"quantization": []}', r"hf_quant_config\.json needs a JSON object as quantization, got \[\]"),
+    ],
+)
+def test_a_configuration_of_modelopt_that_says_nothing_is_named(folders, tmp_path, content, words):
+    shutil.copytree(folders / "wide", tmp_path / "in")
+    (tmp_path / "in" / "hf_quant_config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=words):
+        from_pretrained(tmp_path / "in")

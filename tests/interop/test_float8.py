@@ -58,7 +58,7 @@ def test_it_is_seen_as_it_is(dtype):
     assert seen.framework.name == "numpy"
     held.flags.writeable = False
     with pytest.raises(LayoutError, match="out needs to be writable"):
-        interop.view(q, "out", written=True)
+        interop.check_writable(q, "out")
 
 
 def test_parts_of_it_share_its_memory():

@@ -91,7 +91,7 @@ def test_a_read_only_array_is_no_destination(log):
     x = OfNumba(np.zeros((4, 6), np.float32), read_only=True)
     interop.view(x, "x")
     with pytest.raises(LayoutError, match="out needs to be writable, got a read-only OfNumba"):
-        interop.view(x, "out", written=True)
+        interop.check_writable(x, "out")
     with pytest.raises(LayoutError, match="residual needs to be writable"):
         interop.check_writable(x, "residual")
 

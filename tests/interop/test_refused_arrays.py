@@ -155,16 +155,16 @@ def test_a_capsule_that_cannot_be_true_is_refused(said, message):
 
 def test_destinations_must_be_writable():
     x = numpy_array((2, 2), "float32")
-    assert interop.view(x, "out", written=True).pointer == x.ctypes.data
+    interop.check_writable(x, "out")
     x.flags.writeable = False
     assert interop.view(x, "out").pointer == x.ctypes.data
     with pytest.raises(LayoutError, match="out needs to be writable, got a read-only array"):
-        interop.view(x, "out", written=True)
+        interop.check_writable(x, "out")
     with pytest.raises(LayoutError, match="out needs to be writable, got a read-only Exporter"):
-        interop.view(Exporter(x.view(np.uint32), "float32"), "out", written=True)
+        interop.check_writable(Exporter(x.view(np.uint32), "float32"), "out")
     with pytest.raises(LayoutError, match="out needs to be writable, got an array of JAX"):
-        interop.view(jax_array((2, 2), "float32"), "out", written=True)
-    assert interop.view(torch_array((2, 2), "float32"), "out", written=True)
+        interop.check_writable(jax_array((2, 2), "float32"), "out")
+    interop.check_writable(torch_array((2, 2), "float32"), "out")
 
 
 # streams

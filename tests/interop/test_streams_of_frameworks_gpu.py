@@ -64,7 +64,8 @@ def test_operands_of_another_framework_are_waited_for(torch, cupy, slow):
     side = cupy.cuda.Stream(non_blocking=True)
     with side:
         slow((1,), (64,), (weight, np.int32(5), np.int64(CYCLES)))
-        chosen = interop.stream_of(x, None, interop.view(weight, "weight"))
+        chosen = interop.stream_of(x)
+        interop.order_before(chosen, (x, interop.view(weight, "weight")))
     copied = cupy.zeros(64, "uint8")
     copied.data.copy_from_device_async(weight.data, 64, device.cupy_stream(chosen))
     device.cupy_stream(chosen).synchronize()
@@ -163,7 +164,8 @@ def test_a_stream_under_capture_neither_waits_nor_breaks(torch, cupy):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         seen = interop.view(x, "x")
-        stream = interop.stream_of(seen, None, interop.view(weight, "weight"))
+        stream = interop.stream_of(seen)
+        interop.order_before(stream, (seen, interop.view(weight, "weight")))
         result = seen.framework.empty((64,), "uint8", seen.target)
         cupy.cuda.runtime.memcpyAsync(result.pointer, seen.pointer, 64, cupy.cuda.runtime.memcpyDeviceToDevice, stream)
         given = seen.framework.wrap(result.array, stream)

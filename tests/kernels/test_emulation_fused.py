@@ -243,7 +243,7 @@ def test_a_largest_value_that_is_predicted_is_the_one_that_is_found(
 @pytest.mark.parametrize(("target", "slack"), [(CUDA, 0), (HIP_64, 2)], ids=str)
 def test_rounded_activations_of_float16_are_those_of_the_formula(emulator, target, slack):
     """Ups put the products all over the codes, so that the last place of an activation decides some."""
-    gate, activated = reference.gates_near_ties(np.float16, 6, slack)
+    gate, activated = reference.gates_near_ties(slack)
     up = (np.linspace(1, 2, 256)[None] * np.exp2(-np.floor(np.log2(np.abs(activated.astype(float)))))[:, None]).clip(
         0, 32768
     )

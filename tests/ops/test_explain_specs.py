@@ -6,7 +6,7 @@ import pytest
 
 import fp8core
 from fp8core import PER_CHANNEL, ArraySpec
-from fp8core.ops.targets import target_of
+from fp8core.ops.targets import MODELS, TARGETS, target_of
 from support.targets import H200, MI250
 
 SPEC = ArraySpec((16, 4096), "bfloat16")
@@ -127,6 +127,19 @@ def test_symbols_are_no_extents():
 def test_a_target_of_one_s_own():
     for target, name in ((H200, "sm_90 (device 0)"), (H200._replace(device=-1), "sm_90"), (MI250, "gfx90a (device 0)")):
         assert str(fp8core.explain(fp8core.quantize, SPEC, target=target).problem.target) == name
+
+
+def test_the_host_by_name_asks_for_no_devices(monkeypatch):
+    monkeypatch.setattr("fp8core.runtime.device.count", lambda: pytest.fail("the driver was asked"))
+    assert fp8core.explain(fp8core.quantize, SPEC, target="host").chosen == "host"
+    assert fp8core.capabilities("host")["scaled_mm_block"].able
+
+
+@pytest.mark.parametrize("name", ["h100", "H200"])
+def test_a_model_of_gpu_is_refused_with_the_architectures_of_models(name):
+    assert {*MODELS, "host"} == {*TARGETS}
+    with pytest.raises(fp8core.DeviceError, match=rf"sm_90 \(H100, H200\), .* or gfx1201 \(.*\), got '{name}'"):
+        fp8core.explain(fp8core.quantize, SPEC, target=name)
 
 
 @pytest.mark.parametrize("target", ["sm_91", "cuda", 5, "SM_90"])

@@ -156,6 +156,27 @@ def test_a_shallow_copy_has_the_same_arrays(engine):
         np.testing.assert_array_equal(bits(engine, one(x)), bits(engine, product(one, x)))
 
 
+class Named(Fp8Linear):
+    """A layer of a user's class, with an attribute of its own."""
+
+    def __init__(self, *arrays, name):
+        super().__init__(*arrays)
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "deepcopy", "pickle"]
+)
+def test_copies_keep_added_attributes(again):
+    codes, scale = fp8core.quantize(fresh((48, 256)))
+    layer = Named(codes, scale, name="q_proj")
+    layer.seen = [layer]
+    twin = again(layer)
+    assert (type(twin), twin.name) == (Named, "q_proj")
+    assert (twin.seen is layer.seen) == (again is copy.copy)
+    assert again is copy.copy or twin.seen == [twin]
+
+
 @TORCHES
 @pytest.mark.parametrize("calls", [0, 3])
 def test_torch_saves_a_layer(engine, calls):

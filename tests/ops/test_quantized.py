@@ -8,22 +8,74 @@ import pytest
 
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, Quantized
-from support.engines import fresh
+from support.engines import engines, fresh
 
 X = fresh((4, 256), "float32")
 
 
-@pytest.mark.parametrize(
-    "made",
-    [copy.copy, copy.deepcopy, lambda q: pickle.loads(pickle.dumps(q)), lambda q: q._replace(scale=q.scale.copy())],
-    ids=["copy", "deepcopy", "pickle", "_replace"],
-)
-def test_a_copy_has_the_same_groups(made):
-    q = fp8core.quantize(X, group_shape=GROUP_128)
+def pickled(protocol):
+    return lambda q: pickle.loads(pickle.dumps(q, protocol))
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    **{f"pickle {protocol}": pickled(protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)},
+}
+
+
+class Named(Quantized):
+    """A pair of a user's class, which gets an attribute of its own."""
+
+
+@engines("numpy", "torch-cpu", "jax-cpu", "cupy", "torch-cuda")
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("scale_format", ["float32", "ue8m0_bytes"])
+def test_a_copy_has_the_same_groups(engine, made, scale_format):
+    q = fp8core.quantize(engine.array(X), group_shape=GROUP_128, scale_format=scale_format)
     other = made(q)
     assert type(other) is Quantized
     assert other.group_shape == GROUP_128
+    assert (other.data is q.data) == (other.scale is q.scale) == (made is copy.copy)
+    np.testing.assert_array_equal(engine.numpy(other.dequantize()), engine.numpy(q.dequantize()))
+
+
+def test_replacing_a_part_keeps_the_groups():
+    q = fp8core.quantize(X, group_shape=GROUP_128)
+    other = q._replace(scale=q.scale.copy())
+    assert (type(other), other.group_shape) == (Quantized, GROUP_128)
     np.testing.assert_array_equal(other.dequantize(), q.dequantize())
+
+
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+def test_a_copy_keeps_its_class_and_added_attributes(made):
+    q = Named(*fp8core.quantize(X, group_shape=GROUP_128), GROUP_128)
+    q.name = "q_proj"
+    other = made(q)
+    assert (type(other), other.name, other.group_shape) == (Named, "q_proj", GROUP_128)
+
+
+@engines("numpy", "torch-cpu", "cupy", "torch-cuda")
+@pytest.mark.parametrize("made", [copy.deepcopy, pickled(pickle.HIGHEST_PROTOCOL)], ids=["deepcopy", "pickle"])
+def test_what_pairs_share_is_shared_among_the_copies(engine, made):
+    q = fp8core.quantize(engine.array(X), group_shape=GROUP_128)
+    one, other = made([q, Quantized(*q)])
+    assert one.data is other.data is not q.data
+    assert one.scale is other.scale is not q.scale
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("codes", 0.5),
+        (None, None),
+        (fp8core.ArraySpec((4, 256), "float8_e4m3fn"), fp8core.ArraySpec((4, 1), "float32")),
+    ],
+    ids=["text", "None", "specs"],
+)
+@pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, pickled(2)], ids=["copy", "deepcopy", "pickle 2"])
+def test_a_pair_of_anything_can_be_copied(parts, made):
+    assert repr(made(Quantized(*parts))) == repr(Quantized(*parts))
 
 
 def test_a_pair_that_is_made_of_its_fields_has_no_known_groups():

@@ -12,6 +12,7 @@ import pytest
 from fp8core import tuning
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.problem import HOST
 from fp8core.runtime import device
 from fp8core.tuning import files, load_tunings, save_tunings, timed
 from fp8core.tuning.files import FILE_VARIABLE, load_named
@@ -212,6 +213,19 @@ def test_a_named_file_is_read_before_the_first_choice_and_never_again(stub, monk
     path.unlink()
     assert SCALED_MM.choice(PROBLEM._replace(m=97)) == ("cublaslt", 1)
     assert SCALED_MM.choice(PROBLEM._replace(m=999)) == ("cublaslt", 0)
+
+
+def test_a_named_file_is_not_read_for_products_on_the_host(stub, monkeypatch, tmp_path):
+    """It would ask the driver for devices, after which a forked child cannot use them."""
+    path = tmp_path / "x"
+    written(path)
+    forget_all(monkeypatch)
+    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    with monkeypatch.context() as asking:
+        asking.setattr(device, "count", lambda: pytest.fail("the driver was asked"))
+        SCALED_MM.choice(PROBLEM._replace(target=HOST))
+    assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 1)
 
 
 def test_a_named_file_that_is_missing_is_one_warning(stub, monkeypatch, tmp_path):

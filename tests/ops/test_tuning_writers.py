@@ -13,11 +13,12 @@ import pytest
 
 import fp8core
 from fp8core import tuning
+from fp8core.core.explaining import ArraySpec
 from fp8core.errors import Fp8Error, ScaleError, ShapeError, TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.explain import ArraySpec
 from fp8core.problem import BLOCK_128, GROUP_128
 from fp8core.runtime import device
+from fp8core.runtime.locks import try_lock
 from fp8core.tuning import files, save_tunings, timed, tune_shapes
 from fp8core.tuning.measuring import product_of
 from fp8core.tuning.shapes import layer_product, tuned
@@ -51,6 +52,34 @@ def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
     assert [writer.exitcode for writer in writers] == [0] * 3
     assert sorted(path.read_text().splitlines()) == sorted(lines)
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # JAX and Python 3.12 warn of any fork beside threads
+def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(stub, tmp_path, monkeypatch):
+    """A thread may fork workers, which live for hours, while another thread saves."""
+    write, (waiting, done), children = files._write, os.pipe(), []
+
+    def forking(*arguments):
+        child = os.fork()
+        if not child:
+            os.close(done)
+            os.read(waiting, 1)  # until the test has ended
+            os._exit(0)
+        children.append(child)
+        write(*arguments)
+
+    monkeypatch.setattr(files, "_write", forking)
+    path = tmp_path / "x"
+    save_tunings(path, [timed(PROBLEM, SECOND)])
+    other = os.open(tmp_path / "x.lock", os.O_RDWR)
+    try:
+        assert try_lock(other)
+    finally:
+        os.close(other)
+        os.close(done)
+        for child in children:
+            os.waitpid(child, 0)
+    assert len(children) == 1
 
 
 def test_a_file_system_without_locks_is_written_to(stub, tmp_path, monkeypatch):

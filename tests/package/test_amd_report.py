@@ -233,7 +233,7 @@ def test_a_failed_launch_is_reported_with_what_it_leaves(pretended, capsys, monk
     def fails(*arguments):
         raise BackendError("launching nothing: hipErrorInvalidResourceHandle (400)")
 
-    monkeypatch.setattr(amd_steps.launches, "Launcher", lambda *arguments: fails)
+    monkeypatch.setattr(amd_steps.launches, "Launcher", lambda *arguments: SimpleNamespace(bind=lambda grid: fails))
     monkeypatch.setattr(amd_steps.util, "find_spec", lambda name: None)
     amd_steps.sticky()
     assert capsys.readouterr().out.splitlines() == [

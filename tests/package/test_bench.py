@@ -143,6 +143,23 @@ def test_a_run_of_nothing_begins_no_file_among_the_results(tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_without_a_gpu_needs_a_file_of_its_own(tmp_path, monkeypatch, capsys):
+    """The pages are made of all files in docs/results, which have a GPU."""
+    monkeypatch.setattr(bench, "RUNS", tmp_path)
+    monkeypatch.setattr(bench.device, "count", lambda: 0)
+    monkeypatch.setattr(bench.device, "why_none", lambda: "there is none")
+    monkeypatch.setattr(bench, "run", lambda *_: True)
+    monkeypatch.setattr(sys, "argv", ["bench", "engine"])
+    with pytest.raises(SystemExit) as left:
+        bench.main()
+    assert left.value.code == 2
+    assert "--out is needed without a GPU (there is none)" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(sys, "argv", ["bench", "engine", "--out", str(tmp_path / "out.jsonl")])
+    assert bench.main() == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
+
+
 def test_the_plan_names_commands_and_what_cannot_be_meant_is_refused(tmp_path):
     run = python("-m", "bench", "engine", "--short", "--plan", "--out", tmp_path / "out.jsonl")
     assert run.returncode == 0, run.stderr

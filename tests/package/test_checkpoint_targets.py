@@ -96,6 +96,15 @@ def test_links_in_a_circle_are_a_plain_message(tmp_path, source):
         quantize_checkpoint(source, tmp_path / "a", force=True)
 
 
+def test_a_current_folder_that_has_been_removed_is_no_hindrance(tmp_path, source, monkeypatch):
+    quantize_checkpoint(source, tmp_path / "out")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    (tmp_path / "here").rmdir()
+    quantize_checkpoint(source, tmp_path / "out", scheme="tensor", force=True)
+    assert scheme_in(tmp_path / "out") == "tensor"
+
+
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("name", [".", "..", "/dev/shm", "/"])
 def test_the_current_folder_and_mount_points_are_refused_before_the_work(tmp_path, source, name, force, monkeypatch):

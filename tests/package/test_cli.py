@@ -120,6 +120,10 @@ def test_what_it_does_not_understand_is_status_2(fp8core_, arguments):
     assert "Usage" in err
 
 
+def test_a_model_of_gpu_is_refused_with_its_architecture(fp8core_):
+    assert "sm_90 (H100, H200)" in fp8core_("explain", 1, 1, 1, "--target", "h100")[2]
+
+
 def test_explain_of_operands_that_no_kernel_multiplies(fp8core_):
     code, out, _ = fp8core_("explain", 16, 64, 64, "--a", "float8_e5m2", "--b", "float8_e5m2", "--target", "host")
     assert code == 0
@@ -141,3 +145,14 @@ def test_it_is_a_command_and_a_module():
         [sys.executable, "-m", "fp8core", "--version"], capture_output=True, text=True, check=True, env=environment
     )
     assert run.stdout == f"fp8core {fp8core.__version__}\n"
+
+
+def test_progress_that_is_not_shown_is_not_ended(monkeypatch):
+    """rich before 14.3 ends one that is disabled with an empty line."""
+    from rich.progress import Progress
+
+    from fp8core.cli.terminal import Bar
+
+    monkeypatch.setattr(Progress, "stop", lambda self: pytest.fail("an empty line"))
+    with Bar("quantizing") as advance:
+        advance("up.weight", 1, 2)

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +103,23 @@ def test_an_encoder_of_random_weights_keeps_its_directions(made_up, scheme, plac
     assert all(LEAST[scheme] <= sentence.cosine <= 1 + 1e-5 for sentence in report.sentences)
     assert all(("host" in layer.kernels) == (place == "cpu") for layer in report.layers)
     assert {name.rsplit(" ", 1)[1] for name in report.explanations} == {"quantize", "multiply"}
+
+
+def test_a_configuration_is_utf_8_in_every_locale(made_up, tmp_path):
+    for name in FILES:
+        (tmp_path / name).write_bytes((made_up / name).read_bytes())
+    config = json.loads((made_up / "config.json").read_bytes()) | {"_name_or_path": "モデル"}
+    (tmp_path / "config.json").write_text(json.dumps(config, ensure_ascii=False), encoding="utf-8")
+    program = "import sys, pathlib; from fp8core import demo; demo.encoder_module().Encoder(pathlib.Path(sys.argv[1]))"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    path = os.pathsep.join(sys.path)
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=os.environ | ascii_only | {"PYTHONPATH": path},
+        capture_output=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
 
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "getting-started" / "demo.md"

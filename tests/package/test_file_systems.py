@@ -45,9 +45,17 @@ def test_a_folder_that_cannot_be_synced_for_another_reason_is_told(tmp_path, sou
         quantize_checkpoint(source, tmp_path / "out")
 
 
-def test_a_source_that_is_no_plain_file_is_refused_at_once(tmp_path):
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a FIFO"), (os.mkdir, "a directory")])
+def test_a_weight_file_that_is_no_regular_file_is_refused_at_once(tmp_path, source, make, kind):
+    (source / "model.safetensors").unlink()
+    make(source / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"cannot read .*model\.safetensors: it is {kind}"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_a_source_that_is_a_fifo_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "in.safetensors")
-    with pytest.raises(CheckpointError, match=r"cannot read .*in\.safetensors: it is not a plain file"):
+    with pytest.raises(CheckpointError, match=r"cannot read .*in\.safetensors: it is a FIFO"):
         quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors")
 
 

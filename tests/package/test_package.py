@@ -94,6 +94,27 @@ def test_the_unpacked_wheel_works_without_the_repository(wheel, tmp_path):
     assert "scaled_mm_per_token" in out
 
 
+IN_AN_ARCHIVE = """
+import numpy as np
+import fp8core
+from fp8core.runtime import sources
+assert ".whl" in fp8core.__file__
+assert fp8core.quantize(np.ones((2, 64), np.float32)).scale.shape == (2, 1)  # the host needs no sources
+try:
+    sources.root()
+except fp8core.BackendError as error:
+    print(error)
+"""
+
+
+def test_a_wheel_that_is_imported_as_it_is_has_the_host_and_says_why_it_compiles_nothing(wheel, tmp_path):
+    out = python(IN_AN_ARCHIVE, wheel, tmp_path)
+    assert (
+        out.strip()
+        == f"fp8core needs to be installed in a folder, as it reads device sources there, got {wheel}/fp8core"
+    )
+
+
 def test_a_bare_checkout_works_from_anywhere(tmp_path):
     out = python("import fp8core; print(fp8core.__file__)", ROOT, tmp_path)
     assert out.strip() == str(ROOT / "fp8core" / "__init__.py")

@@ -19,7 +19,7 @@ def read(name):
 
 
 def spaced(requirement):
-    """Return a requirement of pyproject.toml as conda writes it: numpy>=2.0 is numpy >=2.0."""
+    """Return a requirement of pyproject.toml as conda writes it: rich>=13 is rich >=13."""
     return re.sub(r"(?<=[\w\]])(?=[<>=])", " ", requirement, count=1)
 
 

@@ -5,9 +5,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
+from fp8core.torch import tracing  # noqa: E402
 from pytorch.cases import K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
 
 NARROW = weight((1, -1), k=128)
@@ -102,3 +102,16 @@ def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
         torch.compile(derivative, fullgraph=True, backend="eager")(wide(1, K))
     with pytest.raises((LayoutError, RuntimeError)):
         derivative(wide(1, K))
+
+
+def test_a_trace_gets_names_of_operands_as_plain_strings(monkeypatch):
+    """Of a subclass of str, dynamo of torch 2.11, the oldest that is supported, makes no constant, nor formats it."""
+    names = []
+    monkeypatch.setattr(tracing, "_refused_derivative", lambda name: names.append(name))
+
+    class Both(torch.nn.Module):
+        def forward(self, x):
+            return fp8core.quantize(x).data, fp8core.linear(x, CODES)
+
+    torch.export.export(Both(), (wide(5, K),), strict=False)
+    assert {(name, type(name)) for name in names} == {("x", str)}

@@ -80,6 +80,41 @@ def test_a_damaged_kernel_is_made_again_and_replaced(folder, damage):
     assert compiler.calls == 2
 
 
+def test_where_warnings_are_errors_only_the_first_call_fails(folder):
+    name = kernel_cache.name_of("text")
+    kernel_cache.keep(name, KERNEL)
+    (folder / name).write_bytes(b"damaged")
+    with warnings.catch_warnings(action="error"):
+        with pytest.raises(RuntimeWarning, match="it is damaged"):
+            kernel_cache.fetch(name, Compiler())
+        assert kernel_cache.fetch(name, Compiler()) == (KERNEL, False)
+        assert kernel_cache.fetch(name, Compiler()) == (KERNEL, True)
+
+
+def test_every_bit_of_a_file_counts(folder):
+    name = kernel_cache.name_of("text")
+    kernel_cache.keep(name, KERNEL)
+    path = folder / name
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        damaged = bytearray(whole)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        with warnings.catch_warnings(action="ignore"):
+            assert kernel_cache.fetch(name, Compiler()) == (KERNEL, False)
+        assert path.read_bytes() == whole
+
+
+def test_a_kernel_of_another_name_is_made_again(folder):
+    """Two kernels have the same entry and other constants: one that was loaded for the other would run."""
+    names = kernel_cache.name_of("text", "-DFP8_K=1"), kernel_cache.name_of("text", "-DFP8_K=2")
+    for name in names:
+        kernel_cache.keep(name, name.encode())
+    (folder / names[0]).replace(folder / names[1])
+    with pytest.warns(RuntimeWarning, match=f"{names[1]} is not used, it is damaged"):
+        assert kernel_cache.fetch(names[1], Compiler()) == (KERNEL, False)
+
+
 def test_a_kernel_that_is_whole_and_of_no_use_is_replaced(folder):
     name = kernel_cache.name_of("text")
     kernel_cache.fetch(name, Compiler(b"old"))
@@ -162,7 +197,7 @@ def test_without_a_home_folder_there_is_one_warning_and_no_folder(raises, monkey
     monkeypatch.delenv("FP8CORE_CACHE_DIR", raising=False)
     monkeypatch.setattr("platformdirs.user_cache_path", found)
     monkeypatch.chdir(tmp_path)
-    kernel_cache._warn.cache_clear()
+    kernel_cache._WARNED.clear()
     with pytest.warns(RuntimeWarning, match=r"neither read from ~/\.cache/fp8core/kernels .*HOME is not set") as told:
         made_anew("text")
     assert len(told) == 1

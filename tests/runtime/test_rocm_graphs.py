@@ -99,8 +99,8 @@ def test_events_are_queried_while_others_capture(rocm):
 
 
 def test_a_graph_is_captured_instantiated_launched_and_destroyed(rocm):
-    launch = launcher()
-    graph = hip_graphs.HipGraph(0x7000, lambda: launch(0x7000, (1, 1, 1), 0x1234, 0, 0.0))
+    launch = launcher().bind((1, 1, 1), 0, 0.0)
+    graph = hip_graphs.HipGraph(0x7000, lambda: launch(0x7000, 0x1234))
     for _ in range(2):
         graph.launch(0x8000)
     del graph
@@ -133,9 +133,9 @@ def test_a_capture_ends_whatever_happens_in_it(rocm):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_times_are_of_a_graph_or_of_the_calls_where_there_is_none(rocm, caplog, fails):
-    launch = launcher()
+    launch = launcher().bind((1, 1, 1), 0, 0.0)
     operands = SimpleNamespace(
-        weights=range(0x1000, 0x3000, 0x1000), run=lambda run, stream, weight: run(stream, (1, 1, 1), weight, 0, 0.0)
+        weights=range(0x1000, 0x3000, 0x1000), run=lambda run, stream, weight: run(stream, weight)
     )
     rocm.stub_fail_to_instantiate(98 if fails else 0)
     run = timing.recorded(operands, launch, SimpleNamespace(ptr=0x7000), timing.CALLS)

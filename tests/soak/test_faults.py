@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import fp8core
 from fp8core import tuning
 from fp8core.checkpoint import quantize_checkpoint
 from fp8core.checkpoint.replacing import exchange
@@ -96,6 +97,14 @@ def test_out_of_memory_leaves_operands_and_caches_whole(name, engine_name, cache
         if len(seen) <= at:
             return
     raise AssertionError(f"more than {MOST} allocations")
+
+
+@pytest.mark.parametrize(("engine_name", "error"), [("numpy", MemoryError), ("torch-cpu", RuntimeError)])
+def test_a_result_that_no_memory_holds_is_the_error_of_its_framework(engine_name, error):
+    row = engine_of(engine_name).array(np.ones((1, 256), np.float32))
+    x = np.broadcast_to(row, (2**45, 256)) if engine_name == "numpy" else row.expand(2**45, 256)
+    with pytest.raises(error, match=r"(8\.00 PiB|9007199254740992 bytes)"):
+        fp8core.quantize(x)
 
 
 def _error_of(function, arguments):

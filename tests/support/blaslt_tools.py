@@ -97,9 +97,9 @@ class Stub:
         said = self._dll.stub_log().decode().splitlines()
         return [line for line in said if not functions or line.split()[0] in functions]
 
-    def attributes(self, kind: str, number: int) -> dict[int, tuple[int, int]]:
-        """Return the width and value of each attribute that calls have set on the ``number``th object of a kind."""
-        found = (re.fullmatch(rf"Matmul\w+SetAttribute {kind}{number} (\d+) (\d+) (-?\d+)", x) for x in self.lines())
+    def attributes(self, number: int) -> dict[int, tuple[int, int]]:
+        """Return the width and value of each attribute that calls have set on the ``number``th descriptor of a product."""
+        found = (re.fullmatch(rf"Matmul\w+SetAttribute d{number} (\d+) (\d+) (-?\d+)", x) for x in self.lines())
         return {int(f[1]): (int(f[2]), int(f[3])) for f in found if f}
 
 

@@ -13,9 +13,9 @@ E4M3 = torch.float8_e4m3fn
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def small_state(rows=300, cols=200, seed=0):
+def small_state(rows=300, cols=200):
     """Return the tensors of a model with one layer, whose sizes are not multiples of the block's."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     state = {"model.embed_tokens.weight": torch.randn(64, cols, generator=generator).bfloat16()}
     for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.down_proj"):
         weight = torch.randn(rows, cols, generator=generator) * torch.rand(rows, 1, generator=generator)

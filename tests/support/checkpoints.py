@@ -15,6 +15,7 @@ NAMES = {
     np.dtype(np.float64): "F64",
     np.dtype(np.int64): "I64",
     np.dtype(np.uint8): "U8",
+    np.dtype(np.int8): "I8",
     np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3",
 }
 DTYPES = {name: dtype for dtype, name in NAMES.items()}

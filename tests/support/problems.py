@@ -210,6 +210,7 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
             (128, 4975, 11869, ("group", "group")),
             (96, 451, 262, ("group", "group")),
             (64, 448, 262, ("row", "row")),
+            (36, 793, 255, ("row", "row")),
             (64, 5000, 515, ("group", "block")),
             (30, 300, 515, ("group", "group")),
             (12, 300, 1600, ("group", "group")),
@@ -222,6 +223,19 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *(target, m, n, k, e4m3, e4m3, "float32", *modes, *scales[modes]),
                 *("float32", False, True, True, False, k, k, n, 1),
             )._replace(out_alignment=4, activation="gelu", beta=1.0)
+        for m, n, k, out, modes in (  # unaligned, with tiles of two residues where threads have the registers
+            (7, 8221, 2049, e4m3, ("row", "row")),
+            (16, 12000, 513, "bfloat16", ("row", "row")),
+            (99, 1507, 6277, e5m2, ("group", "block")),
+            (99, 1507, 6277, e5m2, ("group", "group")),
+            (63, 5478, 199, e4m3, ("row", "row")),  # aligned by one warpgroup: two would spill
+            (40, 793, 255, "bfloat16", ("group", "group")),
+        ):
+            codes = out in (e4m3, e5m2)
+            yield ScaledMm(
+                *(target, m, n, k, e4m3, e4m3, out, *modes, *scales[modes]),
+                *("float32", codes, codes, True, False, k, k, n, 1),
+            )._replace(out_alignment=2 - codes, activation="silu")
     if target.arch in THOROUGH:  # with an activation and beta
         for m in (16, 64, 300):
             yield ScaledMm(

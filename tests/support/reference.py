@@ -208,12 +208,12 @@ def silu(x: np.ndarray) -> np.ndarray:
     return wide / (1 + np.exp(-wide))
 
 
-def gates_near_ties(dtype: type, ulp: int, slack: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return 16-bit gates whose SiLU is within ``ulp`` fp32 ulp of a rounding tie, and their rounded fp32 results.
+def gates_near_ties(slack: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return float16 gates whose SiLU is within 6 fp32 ulp of a rounding tie, and their rounded fp32 results.
 
     Gates whose result would change if the exponential were off by ``slack`` ulp are left out.
     """
-    gate = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    gate = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     gate = gate[np.isfinite(gate) & (np.abs(gate.astype(np.float32)) < 20) & (np.abs(gate.astype(np.float32)) > 1e-4)]
     wide = gate.astype(np.float32)
     exact, power = silu(gate).astype(np.float32), np.exp(-wide.astype(np.float64)).astype(np.float32)
@@ -222,7 +222,7 @@ def gates_near_ties(dtype: type, ulp: int, slack: int) -> tuple[np.ndarray, np.n
         return (wide / (np.float32(1) + e)).astype(gate.dtype)
 
     sure = [rounded((power.view(np.int32) + off).view(np.float32)) for off in (-slack, slack)]
-    moved = [(exact.view(np.int32) + off).view(np.float32).astype(gate.dtype) for off in (-ulp, ulp)]
+    moved = [(exact.view(np.int32) + off).view(np.float32).astype(gate.dtype) for off in (-6, 6)]
     chosen = (sure[0] == sure[1]) & (moved[0] != moved[1])
     return gate[chosen], rounded(power)[chosen]
 

@@ -150,7 +150,7 @@ def listed(root: Path) -> list[str]:
         return []
 
 
-def ahead(target: Target, lines: Iterable[str], workers: Callable[[], Executor] = processes) -> tuple[int, int]:
+def ahead(target: Target, lines: Iterable[str], workers: Callable[[], Executor]) -> tuple[int, int]:
     """Compile the kernels of lines on all cores; return how many succeeded, and how many failed."""
     unique, good = list(dict.fromkeys(lines)), 0
     with workers() as pool, suppress(BrokenProcessPool):  # missing kernels are compiled when a test needs them

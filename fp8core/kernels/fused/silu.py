@@ -6,7 +6,7 @@ from fp8core import host
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.fused.configs import ProducerConfig
 from fp8core.kernels.fused.prepare import SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
-from fp8core.kernels.requirements import platform
+from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import SiluQuantize
 from fp8core.runtime import launches, limits
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer
@@ -46,8 +46,8 @@ def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
 SILU_QUANTIZE: Final = Table(
     "silu_and_mul_quant",
     SiluQuantize,
-    Kernel("silu_and_mul_quant", (platform("cuda", "hip"), SUPPORTED), plan_silu_quantize),
-    Kernel("host", (platform("host"), SCALED_BY_ROWS), host.plan_silu_quantize),
+    Kernel("silu_and_mul_quant", (ON_A_GPU, SUPPORTED), plan_silu_quantize),
+    Kernel("host", (ON_THE_HOST, SCALED_BY_ROWS), host.plan_silu_quantize),
 )
 """``y = silu(gate) * up`` in fp32 with ``silu(v) = v / (1 + exp(-v))`` within 6 ulp, or, below 2**-110, within ``|v| *
 2**-118``; -Inf gives NaN, as in the formula. ``round_intermediate`` rounds ``silu(gate)`` and ``y`` to x's dtype. For

@@ -78,9 +78,8 @@ def on_hopper(us: Callable[[ScaledMm], float]) -> Estimate:
 
 def decode_us(p: ScaledMm) -> float:
     """Return the estimate of sm90_decode: a launch for every panel of 64 rows."""
-    panels, last = divmod(p.m, MOST_ROWS)
-    sizes = [MOST_ROWS] * panels + [last] * (last > 0)
-    return sum(decode_cost.us(p._replace(m=rows), config_for) for rows in sizes[:1]) * len(sizes)
+    panels = ceil_div(p.m, MOST_ROWS)
+    return panels * decode_cost.us(p._replace(m=min(p.m, MOST_ROWS)), config_for) if panels else 0.0
 
 
 def generic_decode_us(p: ScaledMm) -> float:

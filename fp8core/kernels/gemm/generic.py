@@ -22,7 +22,7 @@ from fp8core.kernels.gemm.requirements import (
     grid_fits,
 )
 from fp8core.kernels.gemm.scales import is_along_k
-from fp8core.kernels.requirements import platform
+from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import BLOCK, ScaledMm, Target
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Pointer
@@ -251,12 +251,12 @@ def _ready(p: ScaledMm, multiply: Launch) -> Matmul:
     return ready(launch)
 
 
-_ANY: Final = (platform("cuda", "hip"), NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE)
+_ANY: Final = (ON_A_GPU, NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE)
 GENERIC_DECODE: Final = Kernel(
     "generic_decode", (*_ANY, grid_fits(decode_grid)), plan_decode, (few_rows(MOST_ROWS, "estimated"),)
 )
 """The row of `scaled_mm` that multiplies few rows of anything on any GPU."""
 GENERIC_MMA: Final = Kernel("generic_mma", (*_ANY, grid_fits(mma_grid)), plan_mma)
 """The row of `scaled_mm` that multiplies anything on any GPU."""
-HOST: Final = Kernel("host", (platform("host"), NOT_BOTH_E5M2, FLOAT32_SCALES), lambda p: ready(host.plan_scaled_mm(p)))
+HOST: Final = Kernel("host", (ON_THE_HOST, NOT_BOTH_E5M2, FLOAT32_SCALES), lambda p: ready(host.plan_scaled_mm(p)))
 """The row of `scaled_mm` for NumPy arrays."""

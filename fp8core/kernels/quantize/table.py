@@ -9,7 +9,7 @@ from fp8core.kernels.quantize.elementwise import plan_elementwise
 from fp8core.kernels.quantize.rowwise import plan_rowwise
 from fp8core.kernels.quantize.rowwise_unaligned import plan_rowwise_unaligned
 from fp8core.kernels.quantize.tensorwise import plan_tensorwise
-from fp8core.kernels.requirements import platform
+from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import PER_TOKEN, Quantize
 from fp8core.table import Kernel, Requirement, Table
 
@@ -23,7 +23,6 @@ def _has_tiles(problem: Quantize) -> bool:
     return problem.static or group == PER_TOKEN or (group.rows > 0 and group.cols > 0)
 
 
-ON_A_GPU: Final = platform("cuda", "hip")
 TILES: Final = (
     Requirement(_has_tiles, "needs scales per token, group or block, or a given scale, got {p.group_shape}"),
     Requirement(_whole_vectors, "needs groups whose columns are a multiple of 8, got {p.group_shape}"),
@@ -34,7 +33,7 @@ TILES: Final = (
 QUANTIZE: Final = Table(
     "quantize",
     Quantize,
-    Kernel("host", (platform("host"),), host.plan_quantize),
+    Kernel("host", (ON_THE_HOST,), host.plan_quantize),
     Kernel(
         "rowwise",
         (

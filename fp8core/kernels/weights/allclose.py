@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from fp8core import host
-from fp8core.kernels.requirements import platform
+from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import AllClose
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int64, Pointer
@@ -35,8 +35,8 @@ def plan_all_close(problem: AllClose) -> Plan[AllCloseNumbers]:
 ALL_CLOSE: Final = Table(
     "all_close",
     AllClose,
-    Kernel("all_close", (platform("cuda", "hip"),), plan_all_close),
-    Kernel("host", (platform("host"),), host.plan_all_close),
+    Kernel("all_close", (ON_A_GPU,), plan_all_close),
+    Kernel("host", (ON_THE_HOST,), host.plan_all_close),
 )
 """Whether every number equals the first or ``|x_i - x_0|`` is finite and at most ``1e-5 * |x_0|``.
 

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.requirements import platform
+from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.kernels.weights.shards import FEW_SHARDS, capacity_of, ends_of
 from fp8core.problem import Expand
 from fp8core.runtime import jit
@@ -49,7 +49,7 @@ def plan_expand(problem: Expand) -> Plan[ExpandNumbers]:
 EXPAND: Final = Table(
     "expand",
     Expand,
-    Kernel("expand", (platform("cuda", "hip"), FEW_SHARDS), plan_expand),
-    Kernel("host", (platform("host"),), host.plan_expand),
+    Kernel("expand", (ON_A_GPU, FEW_SHARDS), plan_expand),
+    Kernel("host", (ON_THE_HOST,), host.plan_expand),
 )
 """``out[row] = scale of the shard that the row belongs to``."""

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import ceil_div
-from fp8core.kernels.requirements import platform
+from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import Normalize
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int64, Pointer
@@ -58,8 +58,8 @@ _E4M3: Final = Requirement(
 NORMALIZE: Final = Table(
     "normalize",
     Normalize,
-    Kernel("normalize", (platform("cuda", "hip"), _E4M3), plan_normalize),
-    Kernel("host", (platform("host"), _E4M3), host.plan_normalize),
+    Kernel("normalize", (ON_A_GPU, _E4M3), plan_normalize),
+    Kernel("host", (ON_THE_HOST, _E4M3), host.plan_normalize),
 )
 """fn to fnuz: 0x80 becomes 0x00, 0x7f and 0xff become 0x80, scales double. fnuz to fn: 0x80 becomes 0x7f, 0x7f and
 0xff (±240) become 0x7e and 0xfe (±448), scales halve. All other codes stay the same. One launch converts codes and

@@ -6,7 +6,7 @@ offered, which the first run reveals.
 
 from typing import Any, Final
 
-from fp8core.kernels.encodings import SCRATCH_ALIGNMENT, round_up, scratch_part
+from fp8core.kernels.encodings import SCRATCH_ALIGNMENT, ceil_div, round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt.descriptors import Product
 from fp8core.problem import BLOCK, ITEMSIZE
@@ -18,7 +18,7 @@ MOST_BYTES: Final = 4 << 30
 
 def sizes(product: Product, scratch_bytes: int) -> tuple[int, int, int]:
     """Return the bytes of one area that serves as every input, of the result, and of the scratch."""
-    blocks = -(-product.k // BLOCK)
+    blocks = ceil_div(product.k, BLOCK)
     scales = 4 * max(product.m, product.n) * max(blocks, 1)
     inputs = max(product.n * product.ldb, product.m * product.lda, scales)
     return inputs, product.m * product.ldo * ITEMSIZE[product.out], scratch_bytes

@@ -7,6 +7,7 @@ allocates and clears memory, which a capture cannot record.
 
 import ctypes
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import RLock, get_ident
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -96,11 +97,8 @@ class Handles:
     def _made(self, ordinal: int) -> int:
         out = ctypes.c_void_p()
         make: Callable[..., int] = self._library.function("Create")
-        if self._library.dialect.platform == "hip":
-            with device.on(ordinal), capture.relaxed():
-                status = make(ctypes.addressof(out))
-        else:
-            with device.on(ordinal):
-                status = make(ctypes.addressof(out))
+        relaxed = capture.relaxed() if self._library.dialect.platform == "hip" else nullcontext()
+        with device.on(ordinal), relaxed:
+            status = make(ctypes.addressof(out))
         self._library.check("Create", status, f"device {ordinal}")
         return out.value or 0

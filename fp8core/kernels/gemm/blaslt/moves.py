@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import round_up
+from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.blaslt.dialects import ScaleMode
 from fp8core.problem import BLOCK, Target
 from fp8core.runtime import jit
@@ -85,7 +85,7 @@ def relayout_of(mode: ScaleMode, strides: tuple[int, int], rows: int, k: int) ->
         rows: m of the tokens, n of the weight.
         k: the shared axis.
     """
-    blocks = -(-k // BLOCK)
+    blocks = ceil_div(k, BLOCK)
     match mode:
         case "SCALAR":
             return Relayout(0, 0, 1, 1, 1)
@@ -94,7 +94,7 @@ def relayout_of(mode: ScaleMode, strides: tuple[int, int], rows: int, k: int) ->
         case "VEC128":  # tokens, or channels, are contiguous
             return Relayout(strides[1], strides[0], blocks, rows, rows)
         case "BLK128x128":  # blocks of k are contiguous, in rows of a multiple of four
-            return Relayout(strides[0], strides[1], -(-rows // BLOCK), blocks, round_up(blocks, 4))
+            return Relayout(strides[0], strides[1], ceil_div(rows, BLOCK), blocks, round_up(blocks, 4))
 
 
 def plan_moves(target: Target, places: tuple[Relayout, Relayout, Relayout], halves: int = 0) -> Move:
@@ -106,7 +106,7 @@ def plan_moves(target: Target, places: tuple[Relayout, Relayout, Relayout], halv
     """
     launcher = jit.prepare(target, "gemm/relayout", "relayout", {}, RelayoutArgs, block=THREADS)
     most = max(halves, *(place.rows * place.ld for place in places))
-    blocks = min(-(-most // (THREADS * ELEMENTS_PER_THREAD)), BLOCKS_PER_MULTIPROCESSOR * target.multiprocessors)
+    blocks = min(ceil_div(most, THREADS * ELEMENTS_PER_THREAD), BLOCKS_PER_MULTIPROCESSOR * target.multiprocessors)
     first, second, third = places
     args = RelayoutArgs(0, 0, *first, 0, 0, *second, 0, 0, *third, 0, 0, halves, 0, 0)
     launch = launcher.bind_args((max(blocks, 1), 1, 1), args)

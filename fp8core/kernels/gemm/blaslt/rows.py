@@ -61,22 +61,15 @@ RELAYOUT_US: Final = 1.25
 def with_library_us(us: Callable[[ScaledMm, float], float], make: Callable[[ScaledMm], Product]) -> Estimate:
     """Return an estimate, or None: ``us`` of a problem and of the time of the library's product ``make(problem)``."""
 
-    def rough(p: ScaledMm) -> float | None:
+    def estimate(p: ScaledMm) -> float | None:
         found = query.algorithms(make(p))[0].us
         return None if found is None else us(p, found)
 
-    return rough
+    return estimate
 
 
-def estimate(p: ScaledMm) -> float | None:
-    """Return the estimated microseconds of the library's product, or None."""
-    return query.algorithms(product(p))[0].us
-
-
-def relayout_estimate(p: ScaledMm) -> float | None:
-    """Return the same with an fp8core launch before it."""
-    us = estimate(p)
-    return None if us is None else us + RELAYOUT_US
+product_us: Final = with_library_us(lambda _, us: us, product)
+relayout_us: Final = with_library_us(lambda _, us: us + RELAYOUT_US, product)
 
 
 def between_sectors(p: ScaledMm) -> bool:
@@ -211,8 +204,8 @@ def _of_both(
     own = (*target, *_LIBRARY, *modes)
     relayout, epilogue = f"{name}_relayout", f"{name}_epilogue"
     return (
-        Kernel(name, (*own, *_DIRECT), plan_direct, algorithms=algorithms, us=estimate),
-        Kernel(relayout, (*own, *_RELAYOUT), plan_relayout, algorithms=algorithms, us=relayout_estimate),
+        Kernel(name, (*own, *_DIRECT), plan_direct, algorithms=algorithms, us=product_us),
+        Kernel(relayout, (*own, *_RELAYOUT), plan_relayout, algorithms=algorithms, us=relayout_us),
         Kernel(
             epilogue,
             (*target, *_EPILOGUE),

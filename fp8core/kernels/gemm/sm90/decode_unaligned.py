@@ -35,7 +35,14 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     without_multicast,
     without_prefetch,
 )
-from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligns_a, loose_batch
+from fp8core.kernels.gemm.sm90.loose_rows import (
+    a_is_unaligned,
+    aligns_a,
+    aligns_better,
+    has_few_words,
+    loose_batch,
+    with_one_warpgroup,
+)
 from fp8core.kernels.gemm.sm90.residues import CHANNELS, pad_channels, phases_of, residues_of, result_spread
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
@@ -114,21 +121,29 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     """Return the layout of a product, chosen as for `sm90_decode`, but with tiles of channels of one or two residues.
 
     If there is only one residue it is the layout of `sm90_decode`, so a weight that happens to be aligned gives the
-    same bits.
+    same bits; with 33 to 64 rows of an unaligned a only if batch_invariant.
     """
     residues = residues_of(problem)
-    config = layout_with(problem, residues)
-    return layout_with(problem, 1) if residues > 1 and lacks_registers(problem, config) else config
+    config, one = layout_with(problem, residues), layout_with(problem, 1)
+    aligns = a_is_unaligned(problem) and not problem.batch_invariant and aligns_better(problem, one, config)
+    return one if residues > 1 and (aligns or lacks_registers(problem, config)) else config
 
 
 def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one."""
+    """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one.
+
+    Compiled with two, most such layouts spill: more than 96 rows with scales of each channel along k, three blocks a
+    multiprocessor with 9 to 16 rows or with the bias of an FP8 result, and the two warpgroups below.
+    """
     # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
     side = MOST_ROWS if p.batch_invariant else width(p.m)
     if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
-        aligns = p.batch_invariant or (a_is_unaligned(p) and aligns_a(p, config._replace(residues=1)))
+        aligns = p.batch_invariant or (a_is_unaligned(p) and has_few_words(p, config._replace(residues=1)))
         return aligns or is_along_k(p)
-    return (side == 16 and config.ctas_per_sm > 2) or (side == 128 and is_along_k(p))
+    if side > MOST_ROWS:
+        return side == 128 and in_groups(p).scale_b == "group"
+    biased_codes = p.out in OCP and p.bias != "" and not is_along_k(p)
+    return config.ctas_per_sm > 2 and (side == 16 or (side == 8 and biased_codes))
 
 
 def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
@@ -149,6 +164,8 @@ def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
     config = config._replace(phases=count, residues=residues)
     if a_is_unaligned(problem) and not problem.batch_invariant:
         config = with_one_block(config, problem.target)
+        if width(problem.m) == MOST_ROWS and residues == 1:
+            config = with_one_warpgroup(problem, config)
     if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
         config = with_registers(config, problem.target)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)

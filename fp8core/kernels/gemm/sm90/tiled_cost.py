@@ -176,12 +176,6 @@ FITTED: Final = (
 """The constants that `python -m bench.fit_estimates` fits beside `COSTS`."""
 
 
-def wide_scales(problem: ScaledMm) -> bool:
-    """Return whether the 1x128 scales of four neighbouring rows can be loaded at once."""
-    rows, k_blocks = problem.scale_a_strides
-    return rows == 1 and k_blocks % 4 == 0
-
-
 def staged_piece(tile: Tile, itemsize: int) -> int:
     """Return the bytes of a piece of a row of the result that shared memory holds together."""
     return next(size for size in (STAGED, STAGED // 2, STAGED // 4) if tile.columns * itemsize % size == 0)
