@@ -94,7 +94,7 @@ class Inspection(NamedTuple):
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Return the summary of a checkpoint, from its headers and configuration only.
+    """Return the summary of a checkpoint, from its headers, its configuration and its zero points.
 
     Args:
         checkpoint: a checkpoint from `open_checkpoint`.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.files import Entry, Header, read_header
-from fp8core.checkpoint.naming import WEIGHT, other_quantization
+from fp8core.checkpoint.naming import WEIGHT, other_quantizations
 from fp8core.errors import CheckpointError
 from fp8core.runtime.regular_files import read_regular
 
@@ -287,7 +287,7 @@ def _reason(name: str, table: Mapping[str, tuple[str, ...]]) -> str:
 
 def _refuse_quantized(source: Source) -> None:
     names = {entry.name for entry in source.entries}
-    other = other_quantization({entry.name: entry.dtype for entry in source.entries})
+    other = next(other_quantizations({entry.name: entry.dtype for entry in source.entries}), None)
     if other is not None:
         raise CheckpointError(f"{source.path} is quantized already: {other[0]} is of {other[1]}")
     for entry in source.entries:
