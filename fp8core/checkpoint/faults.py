@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.claims import Claim
-from fp8core.checkpoint.files import FLOATS
+from fp8core.checkpoint.files import FLOATS, FP8
 from fp8core.checkpoint.layers import Layer
-from fp8core.checkpoint.naming import WEIGHT, weight_of_scale
+from fp8core.checkpoint.naming import WEIGHT, module_of, weight_of_scale
 from fp8core.checkpoint.reader import Checkpoint
 from fp8core.problem import PER_CHANNEL, PER_TENSOR
 
@@ -54,6 +54,9 @@ def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
         weight = present.get(name)
         if weight is not None and weight.dtype in FLOATS:
             yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is {weight.dtype}")
+        elif weight is not None and weight.dtype in FP8 and module_of(name) not in checkpoint.layers:
+            what = f"{weight.dtype} {list(weight.shape)}"
+            yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is no matrix, but {what}")
         elif weight is None and f"{name}_packed" not in present:
             yield Fault(tensor.name, "scale left over", f"the scale {tensor.name} has no weight {name}")
 

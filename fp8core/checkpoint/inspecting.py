@@ -125,6 +125,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
 
 def scales_of(layer: Layer) -> str:
     """Return in words which elements share a scale, and how scales are stored."""
+    if layer.repeated:
+        return "two of a kind"
     if layer.scale is None:
         return "none"
     if layer.granularity is None or layer.group_shape is None:

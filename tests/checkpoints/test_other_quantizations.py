@@ -6,7 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import convert_checkpoint, open_checkpoint, plan_conversion, quantize_checkpoint
+from fp8core.checkpoint import (
+    convert_checkpoint,
+    inspect_checkpoint,
+    open_checkpoint,
+    plan_conversion,
+    quantize_checkpoint,
+    verify_checkpoint,
+)
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, normal, write
 from support.command_line import (
@@ -125,6 +132,15 @@ def test_two_scales_of_one_weight_are_refused(tmp_path, fp8core_):
         layer.scales()
     status, out, _ = fp8core_("verify", source)
     assert (status, out.count("scale left over")) == (1, 1)
+    assert inspect_checkpoint(open_checkpoint(source)).layers[0].scales == "two of a kind"
+
+
+@pytest.mark.parametrize("shape", [(64,), (0, 64)])
+def test_a_scale_of_codes_that_are_no_matrix_is_left_over(tmp_path, shape):
+    fp8 = {f"{UP}.weight": np.ones(shape, ml_dtypes.float8_e4m3fn), f"{UP}.weight_scale": ONE}
+    found = verify_checkpoint(folder(tmp_path / "in", fp8)).faults
+    assert [(one.tensor, one.kind) for one in found] == [(f"{UP}.weight_scale", "scale left over")]
+    assert found[0].text == f"the weight of the scale {UP}.weight_scale is no matrix, but F8_E4M3 {list(shape)}"
 
 
 NARROW = {
