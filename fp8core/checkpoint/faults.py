@@ -55,8 +55,8 @@ def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
         if weight is not None and weight.dtype in FLOATS:
             yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is {weight.dtype}")
         elif weight is not None and weight.dtype in FP8 and module_of(name) not in checkpoint.layers:
-            what = f"{weight.dtype} {list(weight.shape)}"
-            yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is no matrix, but {what}")
+            got = f"is no matrix, but {weight.dtype} {list(weight.shape)}"
+            yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} {got}")
         elif weight is None and f"{name}_packed" not in present:
             yield Fault(tensor.name, "scale left over", f"the scale {tensor.name} has no weight {name}")
 
@@ -115,7 +115,7 @@ def _same_groups(claim: Claim, layer: Layer) -> bool:
 def _not_ignored(checkpoint: Checkpoint) -> Iterator[Fault]:
     """Yield the linear layers that are not FP8 but that readers of compressed-tensors would read as FP8."""
     tensors = [one for one in checkpoint.tensors() if one.dtype in FLOATS and len(one.shape) == 2]
-    modules = {one.name.removesuffix(WEIGHT): one for one in tensors if one.name.endswith(WEIGHT)}
+    modules = {module_of(one.name): one for one in tensors if one.name.endswith(WEIGHT)}
     names = kinds.names_of([*modules, *checkpoint.layers], checkpoint.all_tensors, checkpoint.config)
     claim = checkpoint.claim
     for module, tensor in modules.items():

@@ -87,7 +87,8 @@ class Checkpoint:
             if not (name.endswith(naming.ZERO_POINTS) and _is_zero(tensors[name])):
                 return name, other
         if self.claim.transforms:
-            return f"the transform_config of {self.claim.file}", "compressed-tensors' transforms of activations"
+            transform = f"{self.claim.transforms[0]} in the transform_config of {self.claim.file}"
+            return transform, "compressed-tensors' transforms of activations"
         return None
 
     @cached_property

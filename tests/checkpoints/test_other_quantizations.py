@@ -102,14 +102,14 @@ def transforms(**places):
     }
 
 
-@pytest.mark.parametrize("location", ["input", "output", "somewhere"])
+@pytest.mark.parametrize("location", ["input", "output", "somewhere", "q_attn", "k_cache"])
 def test_transforms_of_activations_are_not_left_out(tmp_path, location, fp8core_):
-    """The stored weight is that of a transformed input."""
+    """The stored weight is that of a transformed input, or only queries or only keys are transformed."""
     config = transforms(R1="weight_input", R4=location)
     fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
     source = folder(tmp_path / "in", fp8, quantization_config=config)
     with pytest.raises(
-        CheckpointError, match=r"got the transform_config of config\.json, which is of compressed-tensors"
+        CheckpointError, match=r"got R4 in the transform_config of config\.json, which is of compressed-tensors"
     ):
         convert_checkpoint(source, tmp_path / "out", to="channel")
     assert "some weights compressed-tensors' transforms of activations" in fp8core_("inspect", source)[1]
@@ -179,7 +179,10 @@ def test_integers_beside_which_no_weight_has_a_scale_are_any_tensor(tmp_path):
     }
     out = tmp_path / "out"
     convert_checkpoint(folder(tmp_path / "in", tensors), out, to="channel")
-    assert {name for name, dtype in dtypes_in(out).items() if dtype == "I8"} == {"layers.0.steps.weight", "layers.0.table"}
+    assert {name for name, dtype in dtypes_in(out).items() if dtype == "I8"} == {
+        "layers.0.steps.weight",
+        "layers.0.table",
+    }
 
 
 @pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2"])
