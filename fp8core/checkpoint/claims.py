@@ -211,13 +211,17 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
 def _transforms(config: Any) -> Iterator[str]:
     """Yield the names of compressed-tensors' transforms that readers have to apply to activations.
 
-    Those of weights are part of the stored weights, and those of queries and keys cancel in their products.
+    Those of weights are part of the stored weights, and those of queries cancel with those of keys in their products.
     """
-    groups = _fields(_fields(config).get("config_groups"))
-    for name, group in groups.items():
+    found: dict[str, set[str]] = {}
+    for name, group in _fields(_fields(config).get("config_groups")).items():
         places = _fields(group).get("apply")
-        found = [_fields(one).get("location") for one in places] if isinstance(places, list) else [None]
-        if any(one not in ("weight_input", "weight_output", "q_attn", "k_cache") for one in found):
+        found[name] = {str(_fields(one).get("location")) for one in places} if isinstance(places, list) else {""}
+    none = {"weight_input", "weight_output"}
+    if {"q_attn", "k_cache"} <= set().union(*found.values()):
+        none |= {"q_attn", "k_cache"}
+    for name, locations in found.items():
+        if not locations <= none:
             yield name
 
 

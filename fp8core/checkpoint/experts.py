@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from fp8core.checkpoint.files import FLOATS, FP8, Entry
 from fp8core.checkpoint.granularity import grouping
 from fp8core.checkpoint.kinds import sizes_of
-from fp8core.checkpoint.naming import STACKED, WEIGHT
+from fp8core.checkpoint.naming import STACKED, WEIGHT, module_of
 from fp8core.checkpoint.source import Source
 from fp8core.errors import CheckpointError
 
@@ -87,7 +87,7 @@ def split_experts(source: Source) -> Source:
 
 
 def _stack(entry: Entry) -> Stack | None:
-    module, _, part = entry.name.removesuffix(WEIGHT).rpartition(".")
+    module, _, part = module_of(entry.name).rpartition(".")
     codes = entry.dtype in FP8 or entry.dtype in FLOATS
     if len(entry.shape) == 3 and codes and part in PARTS and module.rpartition(".")[2] == "experts":
         return Stack(entry, module, part)

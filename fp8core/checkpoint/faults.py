@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.claims import Claim
-from fp8core.checkpoint.files import FLOATS
+from fp8core.checkpoint.files import FLOATS, FP8
 from fp8core.checkpoint.layers import Layer
-from fp8core.checkpoint.naming import WEIGHT, weight_of_scale
+from fp8core.checkpoint.naming import WEIGHT, module_of, weight_of_scale
 from fp8core.checkpoint.reader import Checkpoint
 from fp8core.problem import PER_CHANNEL, PER_TENSOR
 
@@ -54,6 +54,9 @@ def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
         weight = present.get(name)
         if weight is not None and weight.dtype in FLOATS:
             yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} is {weight.dtype}")
+        elif weight is not None and weight.dtype in FP8 and module_of(name) not in checkpoint.layers:
+            got = f"is no matrix, but {weight.dtype} {list(weight.shape)}"
+            yield Fault(tensor.name, "scale left over", f"the weight of the scale {tensor.name} {got}")
         elif weight is None and f"{name}_packed" not in present:
             yield Fault(tensor.name, "scale left over", f"the scale {tensor.name} has no weight {name}")
 
@@ -112,7 +115,7 @@ def _same_groups(claim: Claim, layer: Layer) -> bool:
 def _not_ignored(checkpoint: Checkpoint) -> Iterator[Fault]:
     """Yield the linear layers that are not FP8 but that readers of compressed-tensors would read as FP8."""
     tensors = [one for one in checkpoint.tensors() if one.dtype in FLOATS and len(one.shape) == 2]
-    modules = {one.name.removesuffix(WEIGHT): one for one in tensors if one.name.endswith(WEIGHT)}
+    modules = {module_of(one.name): one for one in tensors if one.name.endswith(WEIGHT)}
     names = kinds.names_of([*modules, *checkpoint.layers], checkpoint.all_tensors, checkpoint.config)
     claim = checkpoint.claim
     for module, tensor in modules.items():

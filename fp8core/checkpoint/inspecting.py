@@ -94,7 +94,7 @@ class Inspection(NamedTuple):
 
 
 def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
-    """Return the summary of a checkpoint, from its headers and configuration only.
+    """Return the summary of a checkpoint, from its headers, its configuration and its zero points.
 
     Args:
         checkpoint: a checkpoint from `open_checkpoint`.
@@ -125,6 +125,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
 
 def scales_of(layer: Layer) -> str:
     """Return in words which elements share a scale, and how scales are stored."""
+    if layer.repeated:
+        return "two of a kind"
     if layer.scale is None:
         return "none"
     if layer.granularity is None or layer.group_shape is None:

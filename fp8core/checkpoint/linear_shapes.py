@@ -4,6 +4,7 @@ import os
 from typing import NamedTuple
 
 from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
+from fp8core.checkpoint.naming import module_of
 from fp8core.errors import CheckpointError
 from fp8core.tuning.shapes import Scheme
 
@@ -50,7 +51,7 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
     found: dict[LayerShape, list[str]] = {}
 
     def add(tensor: str, n: int, k: int, how: Scheme) -> None:
-        bias = f"{tensor.removesuffix('.weight')}.bias" in checkpoint.all_tensors
+        bias = f"{module_of(tensor)}.bias" in checkpoint.all_tensors
         found.setdefault(LayerShape(n, k, how, bias), []).append(tensor)
 
     for layer in checkpoint.layers.values():

@@ -7,7 +7,7 @@ compressed-tensors; TensorRT Model Optimizer (ModelOpt); vLLM's loaders, with th
 QUANTIZATION.md.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 Role = Literal["scale", "input_scale", "input_scale_ub", "marker"]
@@ -96,10 +96,17 @@ OTHERS: Final[Mapping[str, str]] = {
     ".pre_quant_scale": "ModelOpt's AWQ or SmoothQuant",
 }
 """By suffix of a tensor's name: another quantization, or one that FP8 codes times their scales do not express."""
+ZERO_POINTS: Final = (".weight_zero_point", ".input_zero_point")
+"""The suffixes in `OTHERS` of zero points, which change nothing if they are zero, as symmetric schemes store them."""
 BESIDE: Final[Mapping[str, str]] = {"_blocks": "_scales", ".bitmask": ".compressed"}
 """By suffix in `OTHERS` that other tensors may have, too: the suffix of a tensor that has to be beside it."""
-INTEGERS: Final = ("I8", "U8", "I16", "I32")
-"""The dtypes of integers that are weights if a scale is beside them, as safetensors names them."""
+NARROW: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("I8", "U8", "I16", "I32"), "scaled integers or packed FP4"),
+    "F4": "FP4",
+    "F6_E2M3": "FP6",
+    "F6_E3M2": "FP6",
+}
+"""By the dtype of a weight or of stacked experts, as safetensors names it: the quantization, if a scale is beside."""
 
 
 class Belongings(NamedTuple):
@@ -158,8 +165,8 @@ def weight_of_scale(scale: str) -> str | None:
     return scale.removesuffix("_scale_inv") if scale.endswith("_scale_inv") else None
 
 
-def other_quantization(dtypes: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return the name of a tensor of another quantization than scaled FP8 and the name of that, or None.
+def other_quantizations(dtypes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield the names of tensors of other quantizations than scaled FP8, each with the name of its quantization.
 
     Args:
         dtypes: the dtype of each tensor by its name, as safetensors names them.
@@ -170,10 +177,11 @@ def other_quantization(dtypes: Mapping[str, str]) -> tuple[str, str] | None:
             suffix = next(one for one in endings if name.endswith(one))
             beside = BESIDE.get(suffix)
             if beside is None or name.removesuffix(suffix) + beside in dtypes:
-                return name, OTHERS[suffix]
-    integers = (name for name, dtype in dtypes.items() if dtype in INTEGERS and name.endswith(WEIGHT))
-    scaled = next((name for name in integers if f"{name}_scale" in dtypes), None)
-    return None if scaled is None else (scaled, "scaled integers")
+                yield name, OTHERS[suffix]
+    for name, dtype in dtypes.items():
+        of_layer = dtype in NARROW and (name.endswith(WEIGHT) or "expert" in name)
+        if of_layer and belongings(name, dtypes).scale is not None:
+            yield name, NARROW[dtype]
 
 
 def kv_scale(tensor: str) -> str | None:

@@ -13,7 +13,7 @@ from fp8core.checkpoint.changes import Change, Error, Goal, change_of
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
 from fp8core.checkpoint.files import Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
-from fp8core.checkpoint.naming import MARKER, METADATA
+from fp8core.checkpoint.naming import MARKER, METADATA, ZERO_POINTS
 from fp8core.checkpoint.outputs import (
     FORMATS_OF,
     TARGETS,
@@ -117,6 +117,8 @@ class Planned:
         """Yield the new part for a tensor that belongs to no FP8 weight, or note why it is left out."""
         if tensor.name.rpartition(".")[2] == MARKER:
             self.left_out[tensor.name] = "ComfyUI's marker of older files"
+        elif tensor.name.endswith(ZERO_POINTS):  # others were refused
+            self.left_out[tensor.name] = "a zero point of zero"
         elif tensor.name not in self.kv_scales:
             yield Copied(tensor, Named(tensor.name, tensor.shape))
         elif self.output is None:

@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from fp8core.checkpoint import naming
 from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of, section
 from fp8core.checkpoint.files import FLOATS, FP8, Header, read_header
@@ -77,12 +79,17 @@ class Checkpoint:
     def other(self) -> tuple[str, str] | None:
         """What makes weights more than FP8 codes times scales: a tensor or a setting, and its quantization; or None.
 
-        Examples are zero points, sparse weights, and transforms of activations at run time.
+        Examples are zero points, sparse weights, and transforms of activations at run time. Zero points are read, as
+        those of symmetric schemes are zero and change nothing.
         """
-        found = naming.other_quantization({name: one.dtype for name, one in self.all_tensors.items()})
-        if found is None and self.claim.transforms:
-            return f"the transform_config of {self.claim.file}", "compressed-tensors' transforms of activations"
-        return found
+        tensors = self.all_tensors
+        for name, other in naming.other_quantizations({name: one.dtype for name, one in tensors.items()}):
+            if not (name.endswith(naming.ZERO_POINTS) and _is_zero(tensors[name])):
+                return name, other
+        if self.claim.transforms:
+            transform = f"{self.claim.transforms[0]} in the transform_config of {self.claim.file}"
+            return transform, "compressed-tensors' transforms of activations"
+        return None
 
     @cached_property
     def format(self) -> FormatName:
@@ -148,6 +155,10 @@ class Checkpoint:
                 repeated=near.repeated,
             )
         return layers, name
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    return not tensor.read().astype(np.float32).any()
 
 
 def _format_of(

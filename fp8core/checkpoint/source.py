@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.files import Entry, Header, read_header
-from fp8core.checkpoint.naming import WEIGHT, other_quantization
+from fp8core.checkpoint.naming import WEIGHT, module_of, other_quantizations
 from fp8core.errors import CheckpointError
 from fp8core.runtime.regular_files import read_regular
 
@@ -287,7 +287,7 @@ def _reason(name: str, table: Mapping[str, tuple[str, ...]]) -> str:
 
 def _refuse_quantized(source: Source) -> None:
     names = {entry.name for entry in source.entries}
-    other = other_quantization({entry.name: entry.dtype for entry in source.entries})
+    other = next(other_quantizations({entry.name: entry.dtype for entry in source.entries}), None)
     if other is not None:
         raise CheckpointError(f"{source.path} is quantized already: {other[0]} is of {other[1]}")
     for entry in source.entries:
@@ -295,7 +295,7 @@ def _refuse_quantized(source: Source) -> None:
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} is {entry.dtype}")
         beside = {f"{entry.name}_scale", f"{entry.name}_scale_inv"}
         if entry.name.endswith(WEIGHT) and len(entry.shape) == 2:  # beside a norm it could mean something else
-            beside.add(f"{entry.name.removesuffix(WEIGHT)}.input_scale")
+            beside.add(f"{module_of(entry.name)}.input_scale")
         scales = names & beside
         if scales:
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} has a scale, {min(scales)}")

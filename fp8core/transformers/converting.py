@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fp8core.checkpoint.naming import NAMES, OTHERS
+from fp8core.checkpoint.naming import NAMES, OTHERS, ZERO_POINTS
 from fp8core.errors import CheckpointError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
@@ -43,7 +43,8 @@ def convert_(model: Any) -> tuple[str, ...]:
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
         CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or
             transformers has no conversion that names the projections of stacked experts. Layers before this one have
-            been replaced then. Or a layer has zero points, or scales of other quantizations; no layer has been then.
+            been replaced then. Or a layer has zero points that are not zero, or scales of other quantizations; no layer
+            has been then.
         LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
             example. No layer has been replaced then.
 
@@ -138,7 +139,8 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 def _refuse_more(name: str, module: nn.Module) -> None:
     """Refuse an FP8 module whose results are not those of its codes and scales alone, or whose hooks would be lost."""
     held = {**module._parameters, **module._buffers}
-    other = next((one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS), None)
+    others = (one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS)
+    other = next((one for one in others if f".{one}" not in ZERO_POINTS or not _is_zero(held[one])), None)
     if other is not None:
         what = f"{name}.{other}, which is of {OTHERS[f'.{other}']}"
         raise CheckpointError(f"model needs layers of FP8 codes and scales, got {what}")
@@ -155,6 +157,10 @@ def _replace(model: Any, name: str, module: nn.Module, made: nn.Module) -> None:
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the names of the stacked tensors of experts, each with the projections that it holds."""
     return (GATED if len(layout.first) == 2 else PLAIN, layout.first), (DOWN, (layout.down,))
+
+
+def _is_zero(tensor: Tensor | None) -> bool:
+    return tensor is not None and not tensor.is_meta and not bool(tensor.float().any())
 
 
 def _is_fp8(codes: Tensor | None) -> bool:

@@ -6,7 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import convert_checkpoint, open_checkpoint, plan_conversion, quantize_checkpoint
+from fp8core.checkpoint import (
+    convert_checkpoint,
+    inspect_checkpoint,
+    open_checkpoint,
+    plan_conversion,
+    quantize_checkpoint,
+    verify_checkpoint,
+)
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, normal, write
 from support.command_line import (
@@ -16,13 +23,14 @@ from support.command_line import (
 UP, DOWN, OUT = (f"layers.0.{part}_proj" for part in ("mlp.up", "mlp.down", "self_attn.o"))
 BYTES, CODES = np.zeros((64, 32), np.uint8), np.ones((64, 64), ml_dtypes.float8_e4m3fn)
 GROUPS = np.ones((64, 4), ml_dtypes.float8_e4m3fn)
+INTEGERS = np.zeros((64, 32), np.int8)
 ONE = np.ones((), np.float32)
 OTHERS = {
     "GPTQ or AWQ": {f"{UP}.qweight": np.zeros((8, 64), np.uint8), f"{UP}.scales": np.ones((1, 64), np.float16)},
     "packed integers of compressed-tensors": {f"{UP}.weight_packed": np.zeros((64, 8), np.uint8)},
     "NVFP4": {f"{UP}.weight": BYTES, f"{UP}.weight_scale": GROUPS, f"{UP}.weight_scale_2": ONE},
     "bitsandbytes": {f"{UP}.weight": BYTES.reshape(-1, 1), f"{UP}.weight.absmax": np.ones(64, np.float32)},
-    "scaled integers": {f"{UP}.weight": BYTES.view(np.int8), f"{UP}.weight_scale": np.ones((64, 1), np.float32)},
+    "scaled integers or packed FP4": {f"{UP}.weight": INTEGERS, f"{UP}.weight_scale": np.ones((64, 1), np.float32)},
     "asymmetric quantization": {f"{UP}.weight_zero_point": np.ones((64, 1), np.int8)},
     "ModelOpt's AWQ or SmoothQuant": {f"{UP}.pre_quant_scale": np.ones(64, np.float32)},
     "sparse weights of compressed-tensors": {f"{UP}.bitmask": BYTES, f"{UP}.compressed": np.ones((64, 32), np.float32)},
@@ -36,6 +44,10 @@ def folder(path, tensors, **config):
     write(path / "model.safetensors", tensors)
     (path / "config.json").write_text(json.dumps({"model_type": "llama", **config}))
     return path
+
+
+def dtypes_in(path):
+    return {name: tensor.dtype for name, tensor in open_checkpoint(path).all_tensors.items()}
 
 
 @every
@@ -90,14 +102,14 @@ def transforms(**places):
     }
 
 
-@pytest.mark.parametrize("location", ["input", "output", "somewhere"])
+@pytest.mark.parametrize("location", ["input", "output", "somewhere", "q_attn", "k_cache"])
 def test_transforms_of_activations_are_not_left_out(tmp_path, location, fp8core_):
-    """The stored weight is that of a transformed input."""
+    """The stored weight is that of a transformed input, or only queries or only keys are transformed."""
     config = transforms(R1="weight_input", R4=location)
     fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
     source = folder(tmp_path / "in", fp8, quantization_config=config)
     with pytest.raises(
-        CheckpointError, match=r"got the transform_config of config\.json, which is of compressed-tensors"
+        CheckpointError, match=r"got R4 in the transform_config of config\.json, which is of compressed-tensors"
     ):
         convert_checkpoint(source, tmp_path / "out", to="channel")
     assert "some weights compressed-tensors' transforms of activations" in fp8core_("inspect", source)[1]
@@ -120,6 +132,91 @@ def test_two_scales_of_one_weight_are_refused(tmp_path, fp8core_):
         layer.scales()
     status, out, _ = fp8core_("verify", source)
     assert (status, out.count("scale left over")) == (1, 1)
+    assert inspect_checkpoint(open_checkpoint(source)).layers[0].scales == "two of a kind"
+
+
+@pytest.mark.parametrize("shape", [(64,), (0, 64)])
+def test_a_scale_of_codes_that_are_no_matrix_is_left_over(tmp_path, shape):
+    fp8 = {f"{UP}.weight": np.ones(shape, ml_dtypes.float8_e4m3fn), f"{UP}.weight_scale": ONE}
+    found = verify_checkpoint(folder(tmp_path / "in", fp8)).faults
+    assert [(one.tensor, one.kind) for one in found] == [(f"{UP}.weight_scale", "scale left over")]
+    assert found[0].text == f"the weight of the scale {UP}.weight_scale is no matrix, but F8_E4M3 {list(shape)}"
+
+
+NARROW = {
+    "DeepSeek-V4's experts": {
+        "layers.0.ffn.experts.0.w1.weight": INTEGERS,
+        "layers.0.ffn.experts.0.w1.scale": np.ones((64, 2), ml_dtypes.float8_e8m0fnu),
+    },
+    "the same in transformers": {f"{UP}.weight": INTEGERS, f"{UP}.weight_scale_inv": np.ones((64, 2), np.float32)},
+    "stacked": {
+        "layers.0.mlp.experts.gate_up_proj": np.zeros((2, 64, 32), np.int8),
+        "layers.0.mlp.experts.gate_up_proj_scale_inv": np.ones((2, 64, 2), np.float32),
+    },
+}
+
+
+@pytest.mark.parametrize("layout", NARROW)
+def test_integers_are_weights_whatever_the_name_of_their_scale(tmp_path, layout):
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
+    source = folder(tmp_path / "in", {**fp8, **NARROW[layout]})
+    name = next(iter(NARROW[layout]))
+    with pytest.raises(CheckpointError, match=f"got {name}, which is of scaled integers or packed FP4"):
+        convert_checkpoint(source, tmp_path / "out", to="bf16")
+    wide = folder(tmp_path / "wide", {**NARROW[layout], f"{OUT}.weight": normal(64, 64)})
+    with pytest.raises(CheckpointError, match=f"is quantized already: {name} is of scaled integers or packed FP4"):
+        quantize_checkpoint(wide, tmp_path / "out")
+
+
+def test_integers_beside_which_no_weight_has_a_scale_are_any_tensor(tmp_path):
+    tensors = {
+        "layers.0.steps.weight": INTEGERS,
+        "layers.0.steps.bias_scale": ONE,
+        "layers.0.table": INTEGERS,
+        "layers.0.table_scale": ONE,
+        f"{DOWN}.weight": CODES,
+        f"{DOWN}.weight_scale": ONE,
+    }
+    out = tmp_path / "out"
+    convert_checkpoint(folder(tmp_path / "in", tensors), out, to="channel")
+    assert {name for name, dtype in dtypes_in(out).items() if dtype == "I8"} == {
+        "layers.0.steps.weight",
+        "layers.0.table",
+    }
+
+
+@pytest.mark.parametrize("dtype", ["F4", "F6_E2M3", "F6_E3M2"])
+def test_dtypes_below_a_byte_are_named(tmp_path, dtype):
+    """NumPy has no such dtypes, so this file is written by hand."""
+    nbytes = 64 * 64 * (4 if dtype == "F4" else 6) // 8
+    header = {
+        f"{UP}.weight": {"dtype": dtype, "shape": [64, 64], "data_offsets": [0, nbytes]},
+        f"{UP}.weight_scale": {"dtype": "F32", "shape": [1], "data_offsets": [nbytes, nbytes + 4]},
+    }
+    text = json.dumps(header).encode()
+    (tmp_path / "in.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + bytes(nbytes + 4))
+    assert open_checkpoint(tmp_path / "in.safetensors").other == (f"{UP}.weight", dtype[:1] + "P" + dtype[1:2])
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float32, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("to", ["bf16", "channel"])
+def test_zero_points_of_zero_change_nothing_and_are_left_out(tmp_path, dtype, to):
+    """compressed-tensors once stored them, and holds them in memory, also for symmetric schemes."""
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
+    zeros = {
+        f"{DOWN}.weight_zero_point": np.zeros((64, 1), dtype),
+        f"{DOWN}.input_zero_point": np.zeros(1, dtype),
+        f"{UP}.weight_zero_point": np.zeros(0, dtype),
+    }
+    source = folder(tmp_path / "in", {**zeros, **fp8})
+    assert open_checkpoint(source).other is None
+    done = convert_checkpoint(source, tmp_path / "out", to=to)
+    assert done.left_out == dict.fromkeys(zeros, "a zero point of zero")
+    assert not {*dtypes_in(tmp_path / "out")} & {*zeros}
+    zeros[f"{DOWN}.weight_zero_point"][63] = 1
+    source = folder(tmp_path / "one", {**zeros, **fp8})
+    with pytest.raises(CheckpointError, match=rf"got {DOWN}\.weight_zero_point, which is of asymmetric quantization"):
+        convert_checkpoint(source, tmp_path / "other", to=to)
 
 
 def test_blocks_without_scales_are_any_tensor(tmp_path):

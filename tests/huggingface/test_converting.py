@@ -114,6 +114,15 @@ def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
     assert list(model.modules()) == before
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_zero_points_of_zero_are_dropped(dtype):
+    """compressed-tensors gives them to layers of symmetric schemes, too."""
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]))
+    model[0].weight_zero_point = nn.Parameter(torch.zeros(48, 1).to(dtype), requires_grad=False)
+    assert convert_(model) == ("0",)
+    assert set(model.state_dict()) == {"0.weight", "0.weight_scale"}
+
+
 @pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
 def test_layers_with_hooks_are_refused(register):
     """With one compressed-tensors transforms a layer's inputs, whose weight is that of the transformed ones."""

@@ -22,6 +22,7 @@ HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
         (lambda x: fp8core.quantize(x, group_shape=(0, 3)), fp8core.ShapeError, "group_shape needs a pair"),
         (lambda x: fp8core.quantize(x.double()), fp8core.DTypeError, "x needs an array of float32, float16, bfloat16"),
         (lambda x: fp8core.linear(x, NARROW), fp8core.ShapeError, "must share k"),
+        (lambda x: fp8core.quantize(x, scale=1e39), ScaleError, "scale needs a number that float32 holds, got 1e\\+39"),
     ],
 )
 def test_refusals_keep_their_words(function, error, words):
@@ -106,12 +107,14 @@ def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
 
 def test_a_trace_gets_names_of_operands_as_plain_strings(monkeypatch):
     """Of a subclass of str, dynamo of torch 2.11, the oldest that is supported, makes no constant, nor formats it."""
-    names = []
+    names, made = [], tracing._array
     monkeypatch.setattr(tracing, "_refused_derivative", lambda name: names.append(name))
+    monkeypatch.setattr(tracing, "_array", lambda x, first, name: names.append(name) or made(x, first, name))
 
     class Both(torch.nn.Module):
         def forward(self, x):
-            return fp8core.quantize(x).data, fp8core.linear(x, CODES)
+            return fp8core.quantize(x, scale=0.5).data, fp8core.linear(x, CODES, input_scale=0.5)
 
     torch.export.export(Both(), (wide(5, K),), strict=False)
-    assert {(name, type(name)) for name in names} == {("x", str)}
+    assert {(name, type(name)) for name in names} >= {("x", str), ("scale", str), ("input_scale", str)}
+    assert {type(name) for name in names} == {str}
