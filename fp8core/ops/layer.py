@@ -1,6 +1,7 @@
 """`Fp8Linear`: a linear layer with an FP8 weight, made once and called many times."""
 
 from copy import deepcopy
+from types import MemberDescriptorType
 from typing import Any, Self, Unpack, overload
 
 from fp8core import interop
@@ -283,7 +284,10 @@ class Fp8Linear:
 
     def _add(self, attributes: dict[str, Any]) -> None:
         for name, value in attributes.items():
-            object.__setattr__(self, name, value)
+            if isinstance(getattr(type(self), name, None), MemberDescriptorType):  # a slot
+                object.__setattr__(self, name, value)
+            else:
+                self.__dict__[name] = value
 
     def __repr__(self) -> str:
         weight, scale, bias, input_scale = self._state.arrays
