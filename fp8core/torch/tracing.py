@@ -77,7 +77,7 @@ def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tu
                 _refuse_numpy_numbers(x, name)
         arrays = list(operands)
         for at in operation.numbers:
-            arrays[at] = _array(arrays[at], operands[0], operation.operands[at])
+            arrays[at] = _array(arrays[at], operands[0], names[at])
         in_place = False
         for result, source in same:
             if arrays[result] is arrays[source]:

@@ -106,12 +106,13 @@ def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
 
 def test_a_trace_gets_names_of_operands_as_plain_strings(monkeypatch):
     """Of a subclass of str, dynamo of torch 2.11, the oldest that is supported, makes no constant, nor formats it."""
-    names = []
+    names, number = [], tracing.float32_number
     monkeypatch.setattr(tracing, "_refused_derivative", lambda name: names.append(name))
+    monkeypatch.setattr(tracing, "float32_number", lambda x, name: names.append(name) or number(x, name))
 
     class Both(torch.nn.Module):
         def forward(self, x):
-            return fp8core.quantize(x).data, fp8core.linear(x, CODES)
+            return fp8core.quantize(x, scale=0.5).data, fp8core.linear(x, CODES)
 
     torch.export.export(Both(), (wide(5, K),), strict=False)
-    assert {(name, type(name)) for name in names} == {("x", str)}
+    assert {(name, type(name)) for name in names} == {("x", str), ("scale", str)}
