@@ -141,6 +141,10 @@ class Float8Array(DLPackView):
     def __len__(self) -> int:
         return len(self._array)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the bytes; without this method, protocols 0 and 1 refuse the class for its slots."""
+        return type(self), (self._array, self._dtype)
+
     def __getitem__(self, key: Any) -> "Float8Array":
         part = self._array[key]
         if not hasattr(part, "__dlpack__"):

@@ -1,6 +1,7 @@
 """`Fp8Linear`: a linear layer with an FP8 weight, made once and called many times."""
 
 from copy import deepcopy
+from types import MemberDescriptorType
 from typing import Any, Self, Unpack, overload
 
 from fp8core import interop
@@ -158,7 +159,7 @@ class Fp8Linear:
         """
         state = self._state
         (weight, weight_scale, bias, input_scale), options, by_group, history, _, _ = state
-        if type(x) is Quantized:
+        if isinstance(x, Quantized):
             options = by_group.get(x.group_shape) or self._taking(state, x.group_shape)
             x, input_scale = x
         operands = x, weight, weight_scale, bias, input_scale, None, out
@@ -254,29 +255,39 @@ class Fp8Linear:
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made._take(self._state.options, *deepcopy(self._state.arrays, memo))
-        made.__dict__.update(deepcopy(self._added(), memo))
+        made._add(deepcopy(self._added(), memo))
         return made
 
     def __copy__(self) -> Self:
         """Return a layer that shares the arrays."""
         made = type(self).__new__(type(self))
         made._take(self._state.options, *self._state.arrays)
-        made.__dict__.update(self._added())
+        made._add(self._added())
         return made
 
     def __getstate__(self) -> dict[str, Any]:
         """Return arrays, options and added attributes, without the state that depends on addresses."""
         weight, *others = self._state.arrays
         arrays, options = (to_pickle(weight), *others), tuple(self._state.options)
-        return {"arrays": arrays, "options": options, "added": self._added()}
+        added = {name: to_pickle(value) for name, value in self._added().items()}
+        return {"arrays": arrays, "options": options, "added": added}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._take(LinearOptions(*state["options"]), *state["arrays"])
-        self.__dict__.update(state.get("added", {}))  # older pickles have none
+        self._add(state.get("added", {}))  # older pickles have none
 
     def _added(self) -> dict[str, Any]:
-        """Return the attributes that a subclass or a caller has added."""
-        return {name: value for name, value in self.__dict__.items() if name != "_state"}
+        """Return the attributes that a subclass or a caller has added, also those in slots."""
+        state = object.__getstate__(self)
+        attributes, slots = state if isinstance(state, tuple) else (state, {})
+        return {name: value for name, value in {**attributes, **slots}.items() if name != "_state"}
+
+    def _add(self, attributes: dict[str, Any]) -> None:
+        for name, value in attributes.items():
+            if isinstance(getattr(type(self), name, None), MemberDescriptorType):  # a slot
+                object.__setattr__(self, name, value)
+            else:
+                self.__dict__[name] = value
 
     def __repr__(self) -> str:
         weight, scale, bias, input_scale = self._state.arrays

@@ -1,17 +1,17 @@
-"""How arrays of FP8 codes are pickled: as bytes, since torch writes pickles of FP8 tensors that it cannot read."""
+"""How torch's FP8 tensors are pickled: as bytes, since torch writes pickles of them that it cannot read."""
 
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from fp8core import interop
-from fp8core.errors import DTypeError, LayoutError
+from fp8core.errors import DTypeError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import dtype_name, framework_of
-from fp8core.interop.float8 import DTYPES, Float8Array
+from fp8core.interop.float8 import DTYPES
 
 
 class Codes:
-    """Codes on their way into a pickle, which gets their bytes."""
+    """A tensor of codes on its way into a pickle, which gets its bytes."""
 
     def __init__(self, codes: Any) -> None:
         self.codes = codes
@@ -22,25 +22,25 @@ class Codes:
 
 
 _UNDER_WAY: Final[WeakValueDictionary[int, Codes]] = WeakValueDictionary()
-"""By the id of the array, which they hold, as long as a pickle holds them."""
+"""By the id of the tensor, which they hold, as long as a pickle holds them."""
 _LOCK: Final = ForkSafeLock()
 """Of `_UNDER_WAY`."""
 
 
 def to_pickle(x: Any) -> Any:
-    """Return what a pickle holds in the place of an array: one object for all its owners, if it is an array of codes.
+    """Return what a pickle holds in the place of ``x``: for a tensor of codes, one object for all its owners.
 
-    Anything else is returned as it is.
+    Anything else is returned as it is. So an array of another framework stays one array, even if only one of those who
+    hold it is an object of fp8core.
     """
+    framework = framework_of(type(x))
+    if framework is None or framework.name != "torch":
+        return x
     try:
         name = dtype_name(x.dtype)
-    except (AttributeError, DTypeError):  # no array, or none that a call would take
+    except DTypeError:  # none that a call would take
         return x
-    if name not in DTYPES or not (isinstance(x, Float8Array) or framework_of(type(x))):
-        return x
-    try:
-        interop.reinterpret(x, "uint8")
-    except LayoutError:  # JAX, whose arrays have one dtype for life, and which pickles FP8
+    if name not in DTYPES:
         return x
     with _LOCK.held:
         known = _UNDER_WAY.get(id(x))

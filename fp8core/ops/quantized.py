@@ -56,9 +56,12 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
         made.group_shape = self.group_shape
         return made
 
+    __replace__ = _replace  # what `copy.replace` calls
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle arrays of codes as bytes."""
-        return _of_kind, (type(self), to_pickle(self.data), to_pickle(self.scale)), self.__dict__
+        """Pickle torch's codes as bytes."""
+        added = {name: to_pickle(value) for name, value in self.__dict__.items()}
+        return _of_kind, (type(self), to_pickle(self.data), to_pickle(self.scale)), added
 
     def __copy__(self) -> Self:
         """Return a pair of the same arrays."""
@@ -67,7 +70,9 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a pair of copies, made with ``memo``: what other objects share stays shared among the copies."""
-        made: Self = _of_kind(type(self), *deepcopy((self.data, self.scale, self.__dict__), memo))
+        made: Self = _of_kind(type(self), *deepcopy((self.data, self.scale), memo))
+        memo[id(self)] = made  # before the attributes, which may refer to the pair
+        made.__dict__.update(deepcopy(self.__dict__, memo))
         return made
 
     @property

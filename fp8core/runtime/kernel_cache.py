@@ -206,7 +206,7 @@ def _write(at: int, name: str, data: bytes) -> None:
             file.write(data)
         os.replace(temporary, name, src_dir_fd=at, dst_dir_fd=at)
     except BaseException:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # the first error counts, and Ctrl-C must not become a warning
             os.unlink(temporary, dir_fd=at)
         raise
 

@@ -205,7 +205,7 @@ def _write(file: Path, text: str) -> None:
             os.fsync(opened.fileno())
         temporary.replace(file)
     except BaseException as error:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # the first error counts
             temporary.unlink()
         if isinstance(error, OSError):  # the error of a full disk has no file name
             error.filename = str(file)

@@ -195,7 +195,10 @@ def test_copies_and_numbers_of_it():
         q.item(99, 0)
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize(
+    "again",
+    [copy.deepcopy, *(lambda x, p=p: pickle.loads(pickle.dumps(x, p)) for p in range(pickle.HIGHEST_PROTOCOL + 1))],
+)
 def test_it_can_be_copied_and_pickled(again):
     q = Float8Array(codes(), "float8_e4m3fn")
     made = again(q)

@@ -12,7 +12,7 @@ import pytest
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Fp8Linear
 from fp8core.ops import layer as layer_module
-from support.engines import engines, fresh, fresh_fp8, fresh_scale
+from support.engines import NumpyEngine, engines, fresh, fresh_fp8, fresh_scale
 
 HOSTS = engines("numpy", "torch-cpu", "jax-cpu", "cupy", "torch-cuda")
 TORCHES = engines("torch-cpu", "torch-cuda")
@@ -164,17 +164,37 @@ class Named(Fp8Linear):
         self.name = name
 
 
-@pytest.mark.parametrize(
+class Slotted(Named):
+    """The same with a slot."""
+
+    __slots__ = ("name", "unset")
+
+
+COPIES = pytest.mark.parametrize(
     "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "deepcopy", "pickle"]
 )
-def test_copies_keep_added_attributes(again):
+
+
+@COPIES
+@pytest.mark.parametrize("kind", [Named, Slotted])
+def test_copies_keep_added_attributes(kind, again):
     codes, scale = fp8core.quantize(fresh((48, 256)))
-    layer = Named(codes, scale, name="q_proj")
+    layer = kind(codes, scale, name="q_proj")
     layer.seen = [layer]
     twin = again(layer)
-    assert (type(twin), twin.name) == (Named, "q_proj")
+    assert (type(twin), twin.name) == (kind, "q_proj")
     assert (twin.seen is layer.seen) == (again is copy.copy)
     assert again is copy.copy or twin.seen == [twin]
+
+
+@COPIES
+@engines("numpy", "torch-cpu", "cupy", "torch-cuda")
+def test_an_added_attribute_may_be_the_weight(engine, again):
+    layer = made(engine, 0)
+    layer.first = layer.weight
+    twin = again(layer)
+    assert twin.first is twin.weight
+    assert (twin.weight is layer.weight) == (again is copy.copy)
 
 
 @TORCHES
@@ -204,6 +224,15 @@ def test_a_quantized_input_is_taken_as_it_is(engine, group):
     if group == PER_TENSOR:
         layer.input_scale = q.scale
         np.testing.assert_array_equal(bits(engine, layer(q.data)), want)
+
+
+class Pair(fp8core.Quantized):
+    """A pair of a user's class."""
+
+
+def test_a_quantized_input_may_be_of_a_subclass():
+    layer, q = made(NumpyEngine(), 0), fp8core.quantize(fresh((3, 256)))
+    np.testing.assert_array_equal(layer(Pair(*q, q.group_shape)), layer(q))
 
 
 def test_attributes_and_repr_describe_the_layer():

@@ -40,9 +40,10 @@ def test_a_copy_has_the_same_groups(engine, made, scale_format):
     np.testing.assert_array_equal(engine.numpy(other.dequantize()), engine.numpy(q.dequantize()))
 
 
-def test_replacing_a_part_keeps_the_groups():
+@pytest.mark.parametrize("replace", [Quantized._replace, Quantized.__replace__], ids=["_replace", "copy.replace"])
+def test_replacing_a_part_keeps_the_groups(replace):
     q = fp8core.quantize(X, group_shape=GROUP_128)
-    other = q._replace(scale=q.scale.copy())
+    other = replace(q, scale=q.scale.copy())
     assert (type(other), other.group_shape) == (Quantized, GROUP_128)
     np.testing.assert_array_equal(other.dequantize(), q.dequantize())
 
@@ -53,6 +54,32 @@ def test_a_copy_keeps_its_class_and_added_attributes(made):
     q.name = "q_proj"
     other = made(q)
     assert (type(other), other.name, other.group_shape) == (Named, "q_proj", GROUP_128)
+
+
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+def test_an_added_attribute_may_refer_to_the_pair(made):
+    q = Named(*fp8core.quantize(X, group_shape=GROUP_128), GROUP_128)
+    q.pairs, q.name = [q], "q_proj"
+    other = made(q)
+    assert other.pairs[0] is (q if made is copy.copy else other)
+    assert (other.name, other.group_shape) == ("q_proj", GROUP_128)
+
+
+@engines("torch-cpu", "torch-cuda")
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+def test_an_added_attribute_may_be_a_tensor_of_codes(engine, made):
+    q = fp8core.quantize(engine.array(X), group_shape=GROUP_128)
+    q.first = q.data
+    other = made(q)
+    assert other.first is other.data
+
+
+@engines("numpy", "cupy")
+@pytest.mark.parametrize("made", COPIES.values(), ids=COPIES)
+def test_an_array_that_is_also_held_by_others_stays_one(engine, made):
+    q = fp8core.quantize(engine.array(X), group_shape=GROUP_128)
+    other, held = made((q, q.data))
+    assert other.data is held
 
 
 @engines("numpy", "torch-cpu", "cupy", "torch-cuda")

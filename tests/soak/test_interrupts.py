@@ -3,6 +3,7 @@
 Files are the old ones or the new ones, nothing is left beside them, and no lock is held.
 """
 
+import errno
 import os
 import sys
 
@@ -78,3 +79,22 @@ def test_tunings_are_saved_or_not(stub, tmp_path):
         assert locks.try_lock(handle), f"locked at {at}"
         os.close(handle)
     assert found == {1, 2}
+
+
+@pytest.mark.parametrize("saves", [True, False], ids=["tunings", "kernel"])
+def test_an_interrupt_is_none_the_less_if_what_was_written_cannot_be_removed(stub, tmp_path, monkeypatch, saves):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    def stale(*_, **__):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setenv(kernel_cache.FOLDER_VARIABLE, str(tmp_path))
+    with monkeypatch.context() as failing:
+        failing.setattr("os.replace", interrupt)
+        failing.setattr("os.unlink", stale)
+        with pytest.raises(KeyboardInterrupt):
+            if saves:
+                save_tunings(tmp_path / "x", [timed(PROBLEM, SECOND)])
+            else:
+                kernel_cache.keep(kernel_cache.name_of("text"), b"new")
