@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -79,3 +80,18 @@ def test_a_call_with_an_array_of_an_old_jax_says_so():
 def test_the_page_names_the_oldest_jax_whose_arrays_are_taken():
     page = DOCS.parent / "concepts" / "arrays-and-streams.md"
     assert f"JAX {OLDEST_JAX_ARRAYS} or later" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("package", "sentence"),
+    [
+        ("peft", "transformers.md: need PEFT {} or later"),
+        ("compressed-tensors", "quantize-a-checkpoint.md: for weights in blocks {} or later"),
+        *[(name, f"{page}: {NAMES.get(name, name)} {{}} or later") for name, page in PAGES.items()],
+    ],
+)
+def test_the_extra_asks_for_the_release_that_a_page_names(package, sentence):
+    extra = tomllib.loads((DOCS.parents[1] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (oldest,) = [line.partition(">=")[2] for line in extra["frameworks"] if line.startswith(f"{package}>=")]
+    page, words = sentence.split(": ")
+    assert words.format(oldest) in (DOCS / page).read_text(encoding="utf-8")
