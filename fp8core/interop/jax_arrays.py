@@ -18,6 +18,7 @@ from fp8core.interop import cupy_arrays, numpy_arrays
 from fp8core.interop.dlpack_capsule import DLPackExporters
 from fp8core.interop.float8 import DLPackView
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
+from fp8core.interop.versions import OLDEST_JAX_ARRAYS, is_older
 from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import Releases, releases
@@ -149,5 +150,15 @@ class Jax(DLPackExporters):
 
 @cache
 def framework() -> Jax:
-    """Return the only instance of `Jax`."""
-    return Jax(sys.modules["jax"])
+    """Return the only instance of `Jax`.
+
+    Raises:
+        LayoutError: the release of JAX is too old to share memory.
+    """
+    jax = sys.modules["jax"]
+    if is_older(jax.__version__, OLDEST_JAX_ARRAYS):
+        raise LayoutError(
+            f"arrays of JAX need JAX {OLDEST_JAX_ARRAYS} or later, got {jax.__version__}: older releases do not know "
+            "FP8 in DLPack, or misread transposed memory"
+        )
+    return Jax(jax)

@@ -7,6 +7,9 @@ from typing import Final
 OLDEST: Final = {"torch": "2.11", "jax": "0.10.2", "transformers": "5.17"}
 """The oldest releases that the tests ran with. Arrays of older releases are accepted too, but not by
 `fp8core.torch`."""
+OLDEST_JAX_ARRAYS: Final = "0.8"
+"""The oldest release of JAX whose arrays are accepted. What `jax.dlpack.from_dlpack` does in older ones: 0.6.1 to 0.7.1
+read transposed memory as row-major, without an error; 0.7.2 refuses it; 0.5.1 and older know no FP8."""
 
 
 def require_version(framework: str) -> None:
@@ -16,8 +19,13 @@ def require_version(framework: str) -> None:
         ImportError: the framework is not installed, or is older than any release that the tests ran with.
     """
     version: str = import_module(framework).__version__
-    if _numbers(version) < _numbers(OLDEST[framework]):
+    if is_older(version, OLDEST[framework]):
         raise ImportError(f"fp8core.{framework} needs {framework} {OLDEST[framework]} or later, got {version}")
+
+
+def is_older(version: str, oldest: str) -> bool:
+    """Return whether a version is older than another one, by their leading numbers."""
+    return _numbers(version) < _numbers(oldest)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

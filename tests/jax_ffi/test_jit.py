@@ -10,6 +10,7 @@ import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import GROUP_128, Quantized  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
+from fp8core.interop.versions import is_older  # noqa: E402
 from fp8core.jax import calls  # noqa: E402
 from jax_ffi.cases import CASES, K, N, same, weight, wide  # noqa: E402
 
@@ -123,7 +124,8 @@ def test_layouts_meet_without_a_transposition():
     x, blocks, channels = (jax.tree.map(jnp.asarray, one) for one in (wide(16, K), weight((128, 128)), weight()))
     assert moves(lambda x, w: product(x, w, "mn"), x, blocks) == 0
     assert moves(lambda x, w: product(x, w, "k"), x, blocks) == 1
-    assert moves(transposed, x, channels) == 0
+    copies = not is_older(jax.__version__, "0.11.1")  # XLA makes a copy for the CPU there, as docs/how-to/jax.md says
+    assert moves(transposed, x, channels) == copies
 
 
 @pytest.mark.usefixtures("cpu")
