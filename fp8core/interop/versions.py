@@ -5,8 +5,7 @@ from importlib import import_module
 from typing import Final
 
 OLDEST: Final = {"torch": "2.11", "jax": "0.10.2", "transformers": "5.17"}
-"""The oldest releases that the tests ran with. Arrays of older releases are accepted too, but not by
-`fp8core.torch`."""
+"""The oldest releases that the tests ran with. `fp8core.torch` and the others refuse older ones."""
 OLDEST_JAX_ARRAYS: Final = "0.8"
 """The oldest release of JAX whose arrays are accepted. What `jax.dlpack.from_dlpack` does in older ones: 0.6.1 to 0.7.1
 read transposed memory as row-major, without an error; 0.7.2 refuses it; 0.5.1 and older know no FP8."""

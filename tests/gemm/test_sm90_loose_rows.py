@@ -104,6 +104,15 @@ def test_two_warpgroups_do_not_align_rows_whose_results_are_biased_codes_with_am
         assert aligns_a(p, config) == aligned
 
 
+@pytest.mark.parametrize("scales", MODES[1:], ids="-".join)
+def test_biased_codes_with_scales_along_k_have_the_layout_of_other_results(scales):
+    """One warpgroup would need two batches of loads for these rows, so a is copied, for two warpgroups."""
+    shape = {"m": 63, "n": 5478, "k": 199, "scales": scales}
+    config = layout(problem(**shape, **BIASED_CODES | {"amax": True}))
+    assert config == layout(problem(**shape, **CODES))
+    assert config.k_warpgroups == 2
+
+
 @pytest.mark.parametrize(
     ("m", "n", "k", "changes", "residues"),
     [

@@ -85,6 +85,7 @@ def test_the_page_names_the_oldest_jax_whose_arrays_are_taken():
 @pytest.mark.parametrize(
     ("package", "sentence"),
     [
+        ("accelerate", "fp8-linear-in-pytorch.md: accelerate {} or later"),
         ("peft", "transformers.md: need PEFT {} or later"),
         ("compressed-tensors", "quantize-a-checkpoint.md: for weights in blocks {} or later"),
         *[(name, f"{page}: {NAMES.get(name, name)} {{}} or later") for name, page in PAGES.items()],

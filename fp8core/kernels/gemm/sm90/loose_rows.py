@@ -85,9 +85,9 @@ def aligns_better(p: ScaledMm, one: DecodeConfig, two: DecodeConfig) -> bool:
 def pair_spills(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether two warpgroups for alternate k-blocks, which could align a otherwise, spill registers.
 
-    They do with 33 to 64 rows and an FP8 result that has a bias and amax.
+    They do with 33 to 64 rows and an FP8 result that has a bias and amax. With scales along k they align no such rows.
     """
-    ending = p.out in OCP and p.bias != "" and p.amax
+    ending = p.out in OCP and p.bias != "" and p.amax and not is_along_k(p)
     return ending and width(p.m) == MOST_ROWS and config.k_warpgroups > 1 and has_few_words(p, config)
 
 
