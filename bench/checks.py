@@ -5,7 +5,8 @@ from statistics import median
 from typing import Final, NamedTuple
 
 from bench.labels import LIBRARY
-from bench.results import Record, Results, best_baseline, own, shape, us, values
+from bench.odd_cases import FEW
+from bench.results import Record, Results, best_baseline, of_neighbour, own, shape, us, values
 
 ON_CHIP: Final = 32 << 20
 """Up to this many bytes of input, quantization per tensor reads a tensor from memory once, although its scale needs
@@ -23,6 +24,14 @@ class Check(NamedTuple):
     def met(self) -> bool:
         """Whether the case meets the bound."""
         return self.used <= 1
+
+
+def odd_products(found: Results, bound: float, *, few: bool) -> Iterator[Check]:
+    """Check the time of products of up to 64 or of more rows relative to the next aligned product."""
+    for r in found.odd_products:
+        if (r["m"] <= FEW) is few:
+            taken = of_neighbour(r)
+            yield Check(" ".join(filter(None, (shape(r), r["scales"], r["ending"]))), taken / bound, f"{taken:.2f} x")
 
 
 def named(record: Record) -> str:

@@ -17,6 +17,8 @@ LATENCY: Final = 1.8
 PRODUCT_BOUNDS: Final = {"tensor": (1.7, 2.5), "row": (1.7, 2.5), "block": (2.0, 3.0)}
 """By mode of scales: the most microseconds above the floor for products of up to 16 and of up to 64 rows."""
 
+ODD_PRODUCTS: Final = {True: 1.5, False: 2.5}
+"""By whether an odd product has at most 64 rows: its longest time, as a multiple of the next aligned product's."""
 SHARDS: Final = "Llama-70B/8"
 """The model whose decoder layer is so small that its bound is in microseconds: the gaps between launches dominate."""
 
@@ -107,6 +109,16 @@ GOALS: Final = (
         1.1,
         SAME_RUN,
         lambda found, most: checks.ratio(checks.many(found, blocks=True), lambda r: us(r, LIBRARY), most),
+    ),
+    *(
+        Goal(
+            f"product of odd n, odd k or odd addresses, m {'≤' if few else '>'} 64",
+            "≤ {} x the next aligned product",
+            bound,
+            SAME_RUN,
+            partial(checks.odd_products, few=few),
+        )
+        for few, bound in ODD_PRODUCTS.items()
     ),
     Goal(
         "quantization moving ≥ 100 MB: static, per token, 1x128, both scale layouts",

@@ -1,72 +1,40 @@
-"""Times products of odd shapes and of the aligned shape next to each, with the kernels chosen without tuning.
+"""Times products of odd shapes beside the next aligned product, with the kernels chosen without tuning.
 
-    python -m bench.odd_products [--json FILE]
+    python -m bench.odd_products [--json FILE] [--drawn 60] [--seed 0] [--plan]
 
-n and k of a neighbour are the next multiples of 16. The two are interleaved, and their weights rotate over more memory
-than L2 holds.
+A list of shapes comes first, then products whose shapes, addresses, scales and endings are drawn with a fixed seed. A
+neighbour has the next multiples of 16 for n and k, aligned addresses, and the same ending; if that is more than a
+bfloat16 result, the neighbour with a bfloat16 result, no beta and no amax is timed, too. All are interleaved, and
+weights rotate over more memory than L2 holds. Whether results are right is checked by the tests, not here. --plan
+prints which kernels are chosen, on any machine.
 """
 
 import argparse
-from pathlib import Path
-from statistics import median
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import results
+from bench import log
+from bench.goals import ODD_PRODUCTS
 from bench.needs import require_gpu
+from bench.odd_cases import FEW, STEP, Product, drawn, listed
+from bench.results import Record, of_neighbour
 from bench.roofline import Roofline
 from fp8core import timing
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.ops.example_problems import example_product
-from fp8core.problem import ITEMSIZE, Granularity, ScaledMm
+from fp8core.ops.explain import explain_product
+from fp8core.problem import ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import device
 
-STEP: Final = 16
-ROW: Final[tuple[Granularity, Granularity]] = ("row", "row")
-BLOCK: Final[tuple[Granularity, Granularity]] = ("group", "block")
-GROUP: Final[tuple[Granularity, Granularity]] = ("group", "group")
-WIDE: Final = "bfloat16"
-CODES: Final = "float8_e4m3fn"
-FEW: Final = (1, 7, 16, 32, 64)
-MANY: Final = (100, 300, 2000)
-HIGH_PRECISION: Final = (
-    *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((5000, 4100), (5000, 4101)) for m in FEW),
-    *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((8192, 8193), (28672, 4097)) for m in (16, 32, 64)),
-    *((m, n, k, scales) for scales in (ROW, BLOCK) for n, k in ((12345, 4096), (5001, 16384)) for m in (1, 16, 32, 64)),
-    *((m, n, k, GROUP) for n, k in ((5000, 4101), (12345, 4096)) for m in (1, 16, 64)),
-    *((m, n, k, scales) for scales in (ROW, BLOCK, GROUP) for n, k in ((5000, 4101), (12345, 4096)) for m in MANY),
-)
-SHAPES: Final = (
-    *((*shape, WIDE) for shape in HIGH_PRECISION),
-    *(
-        (m, n, k, scales, CODES)
-        for scales in (ROW, BLOCK)
-        for n, k in ((5000, 4101), (5001, 4096))
-        for m in (1, 16, 64)
-    ),
-)
-"""m, n, k, scales and the dtype of the result."""
+DRAWN: Final = 60
 
 
-def problem(m: int, n: int, k: int, scales: tuple[Granularity, Granularity], out: str = WIDE) -> ScaledMm:
-    """Return the product of contiguous matrices that begin at multiples of 16 bytes."""
-    row_bytes = n * ITEMSIZE[out]
-
-    def alignment(*strides: int) -> int:
-        return min(STEP, *(stride & -stride for stride in strides))
-
-    return example_product(device.target(0), *scales, m=m, n=n, k=k)._replace(
-        out=out,
-        out_scale=out == CODES,
-        prefetch_weight=True,
-        alignment=alignment(k, row_bytes),
-        codes_alignment=alignment(k),
-        out_alignment=alignment(row_bytes),
-    )
+def planned(made: Product, target: Target) -> str:
+    """Return the kernel that the table chooses without the device; no library is queried."""
+    return next((kernel.name for kernel in SCALED_MM.ranking(made.problem(target))), "none")
 
 
 def chosen(p: ScaledMm) -> tuple[str, Matmul]:
@@ -76,59 +44,96 @@ def chosen(p: ScaledMm) -> tuple[str, Matmul]:
     return choice.kernel, SCALED_MM.planned(p, choice)
 
 
-def times(pairs: dict[str, tuple[ScaledMm, Matmul]]) -> dict[str, float]:
-    """Return the microseconds of each product, interleaved with the others."""
-    operands = {name: timing.Operands(p, launch.scratch_bytes) for name, (p, launch) in pairs.items()}
+def times(launches: dict[str, tuple[ScaledMm, Matmul]]) -> dict[str, list[float]]:
+    """Return the microseconds of each product in each turn, interleaved with the others."""
+    operands = {name: timing.Operands(p, launch.scratch_bytes) for name, (p, launch) in launches.items()}
     device.cupy().cuda.runtime.deviceSynchronize()  # they are filled on another stream
     watch, runs, calls = timing.Stopwatch(), {}, {}
     for name, made in operands.items():
-        made.run(pairs[name][1], watch.stream.ptr, made.weights[0])
+        made.run(launches[name][1], watch.stream.ptr, made.weights[0])
         calls[name] = timing.calls_of(made)
-        runs[name] = timing.recorded(made, pairs[name][1], watch.stream, calls[name])
+        runs[name] = timing.recorded(made, launches[name][1], watch.stream, calls[name])
     found = timing.interleaved(runs, watch.elapsed)
-    return {name: 1e3 * median(ms) / calls[name] for name, ms in found.items()}
+    return {name: [1e3 * one / calls[name] for one in ms] for name, ms in found.items()}
 
 
-def measure(m: int, n: int, k: int, scales: tuple[Granularity, Granularity], out: str = WIDE) -> dict[str, Any]:
-    """Return one record: a shape and its neighbour, each with the chosen row and its time."""
-    near = -(-n // STEP) * STEP, -(-k // STEP) * STEP
-    problems = {"odd": problem(m, n, k, scales, out), "near": problem(m, *near, scales, out)}
+def key(made: Product) -> dict[str, Any]:
+    """Return the fields that distinguish a record from those of other products."""
+    extents = {"m": made.m, "n": made.n, "k": made.k}
+    return {"bench": "odd_products", "scales": made.scales, "ending": made.ending, **extents}
+
+
+def measure(made: Product, target: Target) -> dict[str, Any]:
+    """Return one record: a product and its neighbours, each with the chosen row and its time."""
+    from bench.timing import fields, spread  # imports torch, which --plan does not need
+
+    problems = {name: one.problem(target) for name, one in variants(made).items()}
     rows = {name: chosen(p) for name, p in problems.items()}
     us = times({name: (p, rows[name][1]) for name, p in problems.items()})
+    p = problems["fp8core"]
+    moved = p.n * p.k + p.m * p.k + (1 + (p.beta != 0)) * ITEMSIZE[p.out] * p.m * p.n
     return {
-        "bench": "odd_products",
-        "shape": f"{m}x{n}x{k}",
-        "scales": " x ".join(scales),
-        "out": out,
-        "kernel": rows["odd"][0],
-        "us": us["odd"],
-        "neighbour": f"{m}x{near[0]}x{near[1]}",
-        "neighbour_kernel": rows["near"][0],
-        "neighbour_us": us["near"],
-        "floor_us": Roofline(n * k + m * k + ITEMSIZE[out] * m * n).floor(),
+        **key(made),
+        "neighbour": str(made.neighbour()),
+        "kernels": {name: row for name, (row, _) in rows.items()},
+        "floor_us": Roofline(moved, 2 * p.m * p.n * p.k).floor(),
+        "us": fields({name: spread(each) for name, each in us.items()}),
     }
 
 
+def variants(made: Product) -> dict[str, Product]:
+    """Return a product and its neighbours, by their names in records."""
+    near, plain = made.neighbour(), made.plain()
+    return {"fp8core": made, "neighbour": near} | ({} if plain == near else {"plain": plain})
+
+
+def summary(records: Sequence[Record]) -> Iterator[str]:
+    """Yield for few and for many rows how many records exceed their goal, and the median and largest ratio."""
+    for few, goal in ODD_PRODUCTS.items():
+        ratios = sorted(of_neighbour(r) for r in records if (r["m"] <= FEW) == few)
+        if ratios:
+            beyond = sum(found > goal for found in ratios)
+            where = f"m <= {FEW}" if few else f"m > {FEW}"
+            said = f"median {ratios[len(ratios) // 2]:.2f}, most {ratios[-1]:.2f}"
+            yield f"{where}: {beyond} of {len(ratios)} beyond {goal}, {said}"
+
+
 def main() -> None:
-    """Time the shapes, print a table, and write JSON lines if asked."""
+    """Time the products, print a table, and write JSON lines if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="append one line a shape to this file")
+    log.options(parser)
+    parser.add_argument("--drawn", type=int, default=DRAWN, metavar="COUNT", help="how many products are drawn")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-list", action="store_true", help="leave the list of shapes out")
+    parser.add_argument("--plan", action="store_true", help="say which kernels are chosen on an H200, and time nothing")
     options = parser.parse_args()
+    cases = (*(() if options.no_list else listed()), *drawn(options.drawn, options.seed))
+    if options.plan:
+        target = explain_product(1, STEP, STEP, target="sm_90").problem.target
+        for made in cases:
+            print(made, made.scales, made.ending, planned(made, target), sep="\t")
+        return
     require_gpu(parser)
-    table = Table(title=torch.cuda.get_device_name(0))
-    for column in ("m x n x k", "scales", "out", "kernel", "us", "neighbour's", "its us", "ratio", "memory's us"):
+    records, table = [], Table(title=device.name(0))
+    for column in ("m x n x k", "scales", "ending", "kernel", "us", "neighbour's", "its us", "ratio", "floor"):
         table.add_column(column, justify="right")
-    for shape in SHAPES:
-        r = measure(*shape)
-        results.append(options.json, r)
-        times = (
-            f"{r['us']:.2f}",
-            r["neighbour_kernel"],
-            f"{r['neighbour_us']:.2f}",
-            f"{r['us'] / r['neighbour_us']:.2f}",
+    for made, r in log.Log(options).measured(cases, key, lambda made: measure(made, device.target(0))):
+        records.append(r)
+        mine, near = (f"{r['us'][name]['median']:.2f}" for name in ("fp8core", "neighbour"))
+        kernels = r["kernels"]
+        numbers = (
+            kernels["fp8core"],
+            mine,
+            kernels["neighbour"],
+            near,
+            f"{of_neighbour(r):.2f}",
+            f"{r['floor_us']:.1f}",
         )
-        table.add_row(r["shape"], r["scales"], r["out"], r["kernel"], *times, f"{r['floor_us']:.1f}")
-    Console(width=165).print(table)
+        table.add_row(str(made), made.scales, made.ending, *numbers)
+    console = Console(width=180)
+    console.print(table)
+    for line in summary(records):
+        console.print(line)
 
 
 if __name__ == "__main__":

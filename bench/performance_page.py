@@ -197,6 +197,7 @@ def page(shown: rules.Shown, pictures: Sequence[str], about: Page) -> str:
             many,
             tables.products(many) if many else [],
         ),
+        ("Odd products", [], found.odd_products, tables.odd_products(found) if found.odd_products else []),
         ("How products end", [], found.ending, tables.ending(found) if found.ending else []),
         ("Batch invariance", [], found.invariance, tables.invariance(found) if found.invariance else []),
         ("Host time", [], [*found.calls, *found.overhead], tables.calls(found)),

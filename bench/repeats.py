@@ -22,7 +22,7 @@ from rich.table import Table
 
 from bench import results
 from bench.needs import require_gpu
-from bench.odd_drawn import OUTS, Drawn
+from bench.odd_cases import OUTS, Product
 from fp8core import timing
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -109,7 +109,7 @@ def _result(p: ScaledMm, plan: Matmul, operands: timing.Operands, stream: Any) -
     return host.tobytes()
 
 
-def measure(made: Drawn, target: Target, asked: str | None, runs: int) -> Iterator[dict[str, Any]]:
+def measure(made: Product, target: Target, asked: str | None, runs: int) -> Iterator[dict[str, Any]]:
     """Yield one record per kernel."""
     p = made.problem(target)
     for kernel in kernels(p) if asked is None else (asked,):
@@ -117,7 +117,7 @@ def measure(made: Drawn, target: Target, asked: str | None, runs: int) -> Iterat
         yield {
             "bench": "repeats",
             "shape": str(made),
-            "scales": f"{made.scale_a} x {made.scale_b}",
+            "scales": made.scales,
             "ending": made.ending,
             "kernel": kernel,
             "runs": runs,
@@ -152,7 +152,7 @@ def main() -> None:
     for column in ("m x n x k", "scales", "ending", "kernel", "runs", "results", "elements that differ"):
         table.add_column(column, justify="right")
     for extents in options.shapes:
-        made = Drawn(*extents, *options.scales, out=options.out, address=options.address)
+        made = Product(*extents, *options.scales, out=options.out, address=options.address)
         for r in measure(made, device.target(0), options.kernel, options.runs):
             results.append(options.json, r)
             names = (r["shape"], r["scales"], r["ending"], r["kernel"])

@@ -28,6 +28,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "ending": ("bench", "mode", "m", "n", "k"),
     "invariance": ("bench", "mode", "m", "n", "k"),
     "odd": ("mode", "x", "rows", "cols"),
+    "odd_products": ("bench", "scales", "ending", "m", "n", "k"),
     "first_call": ("bench",),
     "weights": ("case", "rows", "cols"),
     "quantize": ("mode", "rows", "cols"),
@@ -69,6 +70,7 @@ class Results(NamedTuple):
     choice: Sequence[Record] = ()
     accuracy: Sequence[Record] = ()
     ending: Sequence[Record] = ()
+    odd_products: Sequence[Record] = ()
 
     @property
     def device(self) -> str:
@@ -248,6 +250,12 @@ def neighbour_time(record: Record) -> float | None:
     """Return the time of an odd shape's aligned neighbour, scaled up to the bytes of the odd shape if it has more."""
     time = us(record, "neighbour")
     return None if time is None else time * max(1.0, record["floor_us"] / record["neighbour_floor_us"])
+
+
+def of_neighbour(record: Record) -> float:
+    """Return the time of an odd product as a multiple of the next aligned one's."""
+    mine, near = (float(record["us"][name]["median"]) for name in ("fp8core", "neighbour"))
+    return mine / near
 
 
 def of_copy(record: Record) -> float | None:

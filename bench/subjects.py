@@ -93,6 +93,13 @@ SUBJECTS: Final[dict[str, Subject]] = {
         baselines=False,
         goes_on=True,
     ),
+    "odd_products": Subject(
+        "bench.odd_products",
+        "products of odd shapes beside aligned ones",
+        short=_arguments("--no-list --drawn 2"),
+        baselines=False,
+        goes_on=True,
+    ),
     "invariance": Subject(
         "bench.invariance",
         "products without and with batch_invariant",

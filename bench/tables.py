@@ -17,6 +17,10 @@ again. A star marks the kernel that a call gets without tuning."""
 PRODUCT: Final = """`sm90_decode` and `sm90_tiled` are kernels of fp8core. The last column is the time above the floor
 for the kernel that a call gets; it is negative if memory is read faster than a copy reads and writes it."""
 
+ODD_PRODUCTS: Final = """A list of odd shapes, then products that were drawn at random; each beside the
+product with the next multiples of 16 for n and k, aligned addresses and the same ending. `@4` stands for operands at
+multiples of 4 bytes. The last column is the aligned product with a bfloat16 result, without beta and amax."""
+
 LAYER: Final = """The linear path of decoder layers: residuals, RMS norms, SiLU, quantization and the four products,
 with weights that come from memory; scales are per token x per channel, for DeepSeek-V3 1x128 x 128x128. The floor is
 the sum of the launches' floors. In plain calls the library allocates the results; the last column is their time as a
@@ -76,6 +80,31 @@ def products(records: Sequence[Record]) -> list[str]:
 
 def _own_name(name: str) -> str:
     return f"fp8core `{name}`" if name in (DECODE, BLOCK) else LABELS[name]
+
+
+def odd_products(found: Results) -> list[str]:
+    """Return a table of products of odd shapes, with the next aligned products."""
+    rows = []
+    for r in found.odd_products:
+        kernels = [f"`{r['kernels'][name]}`" for name in ("fp8core", "neighbour")]
+        times = [number(us(r, name)) for name in ("fp8core", "neighbour")]
+        numbers = [number(results.of_neighbour(r)), number(us(r, "plain"))]
+        rows.append(
+            [results.shape(r), r["scales"], r["ending"] or "-", *kernels, number(r["floor_us"]), *times, *numbers]
+        )
+    head = [
+        "m x n x k",
+        "scales",
+        "ending",
+        "kernel",
+        "neighbour's",
+        "floor",
+        "us",
+        "neighbour",
+        "ratio",
+        "bfloat16 neighbour",
+    ]
+    return [*ODD_PRODUCTS.splitlines(), "", *table(head, rows, words=5)]
 
 
 def invariance(found: Results) -> list[str]:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import repeats
-from bench.odd_drawn import MODES, Drawn
+from bench.odd_cases import MODES, Product
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
 from support.problems import on
@@ -16,7 +16,7 @@ EXTENTS = [(1, 4400, 11360), (12, 2100, 11361), (40, 4400, 11360), (120, 2100, 1
 
 
 def test_our_own_kernels_run_that_take_a_product():
-    found = list(repeats.kernels(Drawn(5, 4400, 11360, "group", "group", address=1).problem(on(90))))
+    found = list(repeats.kernels(Product(5, 4400, 11360, "group", "group", address=1).problem(on(90))))
     assert found[0] == "sm90_decode_unaligned"
     assert "generic_mma" in found
     assert not any(name.startswith("cublaslt") for name in found)
@@ -35,7 +35,7 @@ def test_results_are_counted_and_compared_with_the_most_frequent_one(monkeypatch
     monkeypatch.setattr(SCALED_MM, "kernel", lambda name: row)
     monkeypatch.setattr(repeats, "fill", lambda on, word: filled.append((on, word)))
     monkeypatch.setattr(repeats, "_result", lambda *_: next(came))
-    found = repeats.repeats(Drawn(1, 2, 3, "row", "row").problem(on(90)), "any", 10)
+    found = repeats.repeats(Product(1, 2, 3, "row", "row").problem(on(90)), "any", 10)
     assert found == ([6, 2, 2], [1, 2])
     assert filled == [(stream, word) for word in (*repeats.WORDS * 3, repeats.WORDS[0])]
 
@@ -52,7 +52,7 @@ def test_a_shape_that_is_none_is_refused(capsys, monkeypatch):
 @pytest.mark.parametrize("scales", [*dict.fromkeys(MODES)], ids="-".join)
 @pytest.mark.parametrize("extents", EXTENTS)
 def test_a_product_has_its_bits_over_any_shared_memory(extents, scales, address):
-    p = Drawn(*extents, *scales, out="float32", address=address).problem(device.target(0))
+    p = Product(*extents, *scales, out="float32", address=address).problem(device.target(0))
     names = list(repeats.kernels(p))
     assert names
     for name in names:

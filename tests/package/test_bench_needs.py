@@ -11,9 +11,7 @@ from bench.subjects import SUBJECTS
 
 pytest.importorskip("torch")
 MODULES = {subject.module: subject.framework for subject in SUBJECTS.values() if subject.gpu}
-MODULES |= dict.fromkeys(("bench.odd_drawn", "bench.odd_products", "bench.torch_chain"), "torch") | {
-    "bench.repeats": "cupy"
-}
+MODULES |= {"bench.torch_chain": "torch", "bench.repeats": "cupy"}
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -47,6 +47,9 @@ SAMPLE = [
     {"bench": "ending", "mode": "row", "m": 512, "n": 4096, "k": 8192,
      "chosen": {"plain": "cublaslt", "silu": "sm90_tiled"}, "wrong": {"sm90_tiled plain": "far from torch's"},
      "us": timing(**{"cublaslt plain": 48.0, "sm90_tiled silu": 64.0, "torch silu": 59.0, "torch add": 60.0})},
+    *({"bench": "odd_products", "scales": "row x row", "ending": "", "m": m, "n": 5000, "k": 4101, "neighbour": f"{m}x5008x4112",
+       "kernels": {"fp8core": "realigned", "neighbour": "sm90_tiled"}, "floor_us": 5.0, "us": timing(fp8core=us, neighbour=10.0)}
+      for m, us in ((16, 15.1), (64, 14.9), (65, 24.9), (300, 25.1))),
     {"case": "normalize fn to fnuz", "rows": 64, "cols": 64, "floor_us": 0.1, "us": timing(fp8core=1.0, copy=1.0)},
     {"case": "requantize, 3 shards", "rows": 64, "cols": 64, "floor_us": 0.1, "wrong": "differs"},
     *(product("row", m, 9.0 + m / 20 if m <= 64 else None, 15.0) for m in (1, 4, 8, 16, 32, 64, 128, 512)),
