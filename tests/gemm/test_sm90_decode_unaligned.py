@@ -115,7 +115,13 @@ def test_a_tile_has_two_residues_where_that_saves_tiles_or_stored_sectors(m, n, 
         (8, 8221, 2049, ("row", "row"), BIASED_CODES, 1),
         (8, 8221, 2049, ("group", "block"), BIASED_CODES, 2),
         (8, 12300, 8193, ("row", "row"), BIASED_CODES, 2),  # fewer blocks
-        (64, 5000, 4101, ("group", "block"), {}, 1),  # two warpgroups
+        (64, 5000, 4101, ("group", "block"), {}, 2),  # two warpgroups
+        (64, 5000, 4101, ("group", "block"), {"batch_invariant": True}, 1),
+        (64, 5000, 4101, ("group", "group"), {"beta": 1.0}, 2),
+        (64, 5000, 4101, ("group", "group"), {"bias": "float32"}, 1),
+        (64, 5000, 4101, ("group", "group"), {"amax": True}, 1),
+        (64, 4500, 4101, ("group", "block"), BIASED_CODES, 2),
+        (64, 4500, 4101, ("group", "group"), CODES, 1),
         (64, 5000, 255, ("row", "row"), {}, 1),  # two that align a
         (64, 5000, 4101, ("row", "row"), {}, 2),
         (128, 5000, 4101, ("group", "group"), {}, 1),

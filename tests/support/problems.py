@@ -230,6 +230,7 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
             (99, 1507, 6277, e5m2, ("group", "group")),
             (63, 5478, 199, e4m3, ("row", "row")),  # aligned by one warpgroup: two would spill
             (40, 793, 255, "bfloat16", ("group", "group")),
+            (64, 4500, 4101, e4m3, ("group", "block")),
         ):
             codes = out in (e4m3, e5m2)
             yield ScaledMm(
