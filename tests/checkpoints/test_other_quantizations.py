@@ -239,6 +239,13 @@ def test_zero_points_of_zero_change_nothing_and_are_left_out(tmp_path, dtype, to
         convert_checkpoint(source, tmp_path / "other", to=to)
 
 
+@pytest.mark.parametrize("point", [np.float64(1e-60), np.float64(1e300), np.float32("nan")], ids=str)
+def test_a_zero_point_that_is_no_zero_is_seen_in_every_dtype(tmp_path, point, recwarn):
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE, f"{DOWN}.weight_zero_point": point.reshape(1)}
+    assert open_checkpoint(folder(tmp_path / "in", fp8)).other[1] == "asymmetric quantization"
+    assert not recwarn.list
+
+
 def test_blocks_without_scales_are_any_tensor(tmp_path):
     source = folder(
         tmp_path / "in", {"layers.0.attn_blocks": np.ones((4, 4), np.float32), f"{OUT}.weight": normal(64, 64)}
