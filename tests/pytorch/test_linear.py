@@ -229,29 +229,6 @@ def test_a_weight_that_is_not_fp8_is_refused():
     assert bits(layer.weight) == before
 
 
-@pytest.mark.parametrize("assign", [False, True])
-@pytest.mark.parametrize(("name", "other"), [("weight", "weight_scale"), ("weight_scale", "weight")])
-def test_half_of_a_weight_is_loaded_with_a_warning(name, other, assign):
-    """The other half may be in the next shard; if it is in none, the layer multiplies by a weight that nobody stored."""
-    model, x = torch.nn.Sequential(Linear(K, N, dtype=torch.bfloat16)), wide(5, K)
-    state = {f"0.{key}": tensor for key, tensor in quantized("channel", None).state_dict().items()}
-    rest = {key: state.pop(key) for key in list(state) if key == f"0.{other}"}
-    with pytest.warns(RuntimeWarning, match=rf"^0\.{name} was loaded without 0\.{other}: wrong results unless the old"):
-        found = model.load_state_dict(state, strict=False, assign=assign)
-    assert found.missing_keys == [f"0.{other}"]
-    with pytest.warns(RuntimeWarning, match=rf"^0\.{other} was loaded without 0\.{name}"):
-        model.load_state_dict(rest, strict=False, assign=assign)
-    assert bits(model(x)) == bits(quantized("channel", None)(x))
-
-
-def test_a_state_without_both_halves_of_a_weight_is_loaded_silently(recwarn):
-    layer = quantized("channel", None)
-    before = bits(layer.weight)
-    layer.load_state_dict({"bias": torch.ones(N)}, strict=False)
-    assert bits(layer.weight) == before
-    assert not recwarn.list
-
-
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
