@@ -67,7 +67,8 @@ def _against_claim(checkpoint: Checkpoint) -> Iterator[Fault]:
         configured = claim.file or checkpoint.format == "comfyui"  # which needs no configuration
         if layers and not configured and checkpoint.source.is_folder and checkpoint.config:
             first = next(iter(layers.values())).weight.name
-            text = f"config.json names no quantization, but {len(layers):,} weights are FP8, {first} among them"
+            found = f"{first} is FP8" if len(layers) == 1 else f"{len(layers):,} weights are FP8, {first} among them"
+            text = f"config.json names no quantization, but {found}"
             yield Fault(first, "config", text)
         return
     fp8 = claim.format != "compressed-tensors" or "float" in claim.variant or "fp8" in claim.variant

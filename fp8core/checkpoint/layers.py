@@ -204,5 +204,5 @@ def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
     """Return scales as float32: uint8 holds exponents (e8m0), float64 is rounded, other dtypes convert exactly."""
     if stored.dtype == np.uint8:
         stored = stored.view(ml_dtypes.float8_e8m0fnu)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # invalid: signaling NaN
         return np.asarray(stored.astype(np.float32))

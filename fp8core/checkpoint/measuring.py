@@ -92,9 +92,9 @@ def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | in
                 yield codes.nbytes
     table = magnitudes(layer.dtype)
     finite = np.isfinite(table)
-    yield Measured(
-        layer, int(counts[~finite].sum()), _median(table[finite], counts[finite]), float(np.median(scales)), full
-    )
+    with np.errstate(invalid="ignore"):  # the mean of infinity and -infinity
+        scale = float(np.median(scales))
+    yield Measured(layer, int(counts[~finite].sum()), _median(table[finite], counts[finite]), scale, full)
 
 
 def _full(codes: NDArray[np.uint8], rows: int, cols: int, dtype: str) -> bool:

@@ -158,7 +158,8 @@ class Checkpoint:
 
 
 def _is_zero(tensor: Tensor) -> bool:
-    return not tensor.read().astype(np.float32).any()
+    with np.errstate(invalid="ignore"):  # signaling NaN
+        return not tensor.read().astype(np.bool_).any()
 
 
 def _format_of(

@@ -55,6 +55,9 @@ def verify_checkpoint(
     without changing the codes. The last three are guessed from the numbers, but not for weights that match ``against``.
     Only some rows of a tensor are in memory at a time.
 
+    What else makes weights, such as integers or zero points, is not verified, and is no fault: `Checkpoint.other` of
+    the result's ``checkpoint`` names it.
+
     Args:
         path: as for `open_checkpoint`.
         against: the original of this checkpoint. Each FP8 weight may differ from it only by rounding (up to 8 % of its
@@ -87,7 +90,9 @@ def verify_checkpoint(
     faults += _unlisted(checkpoint)
     faults += header_faults(checkpoint)
     if not (checkpoint.layers or checkpoint.kv_scales() or faults):
-        raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be verified, got none: quantize makes them")
+        there = checkpoint.other
+        got = "none: quantize makes them" if there is None else f"only {there[0]}, which is of {there[1]}"
+        raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be verified, got {got}")
     scales = {name for layer in checkpoint.layers.values() for name in _scale_names(layer)} | {*checkpoint.kv_scales()}
     for name in scales:
         if checkpoint.all_tensors[name].dtype in SCALES:

@@ -41,7 +41,7 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; errors of the library are printed as one red line, with exit status 1."""
+    """Run the command line; errors of library, system and memory are printed as one red line, with exit status 1."""
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # nohup makes the process ignore SIGHUP
@@ -59,6 +59,9 @@ def main() -> None:
     except Fp8Error as error:
         errors.print("[bold red]error:[/] ", end="")
         errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(1)
+    except MemoryError as error:
+        errors.print(f"error: no memory: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         sys.exit(1)
     except OSError as error:
         what = error.filename

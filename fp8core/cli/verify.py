@@ -44,6 +44,9 @@ def _show(found: "Verification", model: Path, against: Path | None) -> None:
             f"Relative to {against}, FP8 weights differ by {100 * mean:.2f} % of their norm on average, "
             f"at most by {100 * error:.2f} % ({name})."
         )
+    unverified = found.checkpoint.other
+    if unverified is not None:
+        line(f"Not verified: {unverified[0]}, which is of {unverified[1]}, and all others like it.", style="yellow")
     if not found.faults:
         line(f"{model}: no fault in {places} ({found.checkpoint.format})", style="green")
         return

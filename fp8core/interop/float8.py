@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.frameworks import framework_of
-from fp8core.interop.names import type_name
+from fp8core.interop.names import Operand, dtype_name, type_name
 from fp8core.interop.scalars import scalar
 from fp8core.problem import FORMATS
 from fp8core.runtime import device
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 DTYPES: Final = (*FORMATS, "float8_e8m0fnu")
 _KNOWN: Final[set[type]] = set()
 """Array types of NumPy and CuPy seen so far."""
+CODES: Final = Operand("codes", "uint8")
 SHOWN: Final = 36
 """The repr of an array with more elements than this shows only the first and last three of each axis."""
 
@@ -60,7 +61,8 @@ class Float8Array(DLPackView):
         codes: a uint8 array of NumPy or CuPy, one byte per element. Arrays of other libraries without FP8, such as
             numba and cuda.core, are taken too: their memory becomes a CuPy array, or a NumPy array on the host, without
             a copy.
-        dtype: "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz" or "float8_e8m0fnu".
+        dtype: "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz" or "float8_e8m0fnu", as a name or
+            as a dtype of any framework.
 
     Raises:
         DTypeError: the codes are not uint8, or the dtype is not one of these.
@@ -79,14 +81,12 @@ class Float8Array(DLPackView):
 
     __slots__ = ()
 
-    def __init__(self, codes: Any, dtype: str) -> None:
+    def __init__(self, codes: Any, dtype: Any) -> None:
         if type(codes) not in _KNOWN:
             codes = _own(codes)
         if codes.dtype.char != "B":
             raise DTypeError(f"codes needs uint8, got {codes.dtype}")
-        if dtype not in DTYPES:
-            raise DTypeError(f"dtype needs one of {', '.join(DTYPES)}, got {dtype!r}")
-        super().__init__(codes, dtype)
+        super().__init__(codes, dtype if type(dtype) is str and dtype in DTYPES else dtype_name(dtype, "dtype", DTYPES))
 
     @property
     def codes(self) -> Any:
@@ -188,7 +188,7 @@ class Float8Array(DLPackView):
 
     def view(self, dtype: Any) -> Any:
         """Return the same memory as another one-byte dtype: the bytes for "uint8", otherwise a Float8Array."""
-        name = dtype if isinstance(dtype, str) else getattr(dtype, "name", getattr(dtype, "__name__", str(dtype)))
+        name = dtype_name(dtype, "dtype", ("uint8", *DTYPES))
         return self._array if name == "uint8" else Float8Array(self._array, name)
 
     def copy(self) -> "Float8Array":
@@ -240,6 +240,9 @@ def _own(codes: Any) -> Any:
         return codes
     if framework is cuda_array.framework():
         return cuda_array.as_cupy(codes)
+    dtype, _ = framework.declared(codes, CODES)
+    if dtype != "uint8":  # NumPy would not name the dtype that it refuses
+        raise DTypeError(f"codes needs uint8, got {dtype}")
     if codes.__dlpack_device__()[0] in dlpack.HOST_DEVICES:
         import numpy as np
 

@@ -10,6 +10,7 @@ import jax
 from fp8core.errors import BackendError, DeviceError, Fp8Error
 from fp8core.jax import frames
 from fp8core.jax.programs import Prepared, Problem, parse
+from fp8core.jax.subnormals import with_subnormals
 from fp8core.kernels.encodings import SCRATCH_ALIGNMENT
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
@@ -158,7 +159,7 @@ class Platform:
             call = self.ready.get((text, 0))
             if call is None:
                 call = self.prepared(text, 0, Extents.of(count, arguments, result_count, results))
-            call(0, frames.addresses(count, arguments) + frames.addresses(result_count, results))
+            with_subnormals(call, 0, frames.addresses(count, arguments) + frames.addresses(result_count, results))
         except BaseException as error:  # noqa: BLE001 - nothing may leave a callback of C
             return _error(api, error)
         return None

@@ -1,7 +1,6 @@
 """Explains which kernel a call would get, and what a device can do; both use the tables that calls use."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
@@ -170,7 +169,7 @@ class Capability(NamedTuple):
     reason: str
 
 
-def capabilities(device: int | str | Target | None = None) -> Mapping[str, Capability]:
+def capabilities(device: int | str | Target | None = None) -> dict[str, Capability]:
     """Return which features of a device run on kernels made for them: feature -> (able, the kernel or why not).
 
     Products with ``able=False`` still run, on a fallback that takes any shape, format and pair of scales.
@@ -210,7 +209,7 @@ def capabilities(device: int | str | Target | None = None) -> Mapping[str, Capab
     found["scaled_mm_decode"] = _capability(SCALED_MM, example_product(target, "row", "row", m=1), *_FALLBACKS)
     found["grouped_mm"] = Capability(False, "fp8core has no grouped product")
     found["sparse_mm"] = Capability(False, "fp8core has no 2:4 sparse product")
-    return MappingProxyType(found)
+    return found
 
 
 _FALLBACKS: Final = ("generic_decode", "generic_mma")

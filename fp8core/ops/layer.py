@@ -13,6 +13,7 @@ from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.ops.layer_checks import State, check_layer, history_of, read_layer, specs_before_quantizing
+from fp8core.ops.layer_options import LayerOptions
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
 from fp8core.ops.pickled import to_pickle
@@ -25,7 +26,7 @@ from fp8core.types import ActivationName, Array, ArrayT, CallKeywords, Fp8DType,
 QUANTIZE_WEIGHT_CALLS = quantize_operation("weight")
 
 
-class Fp8Linear:
+class Fp8Linear(LayerOptions):
     """A linear layer ``activation(x @ weight.T + bias)`` with an FP8 weight.
 
     Its arrays are attributes that may be assigned, moved and written in place at any time: each call reads them where

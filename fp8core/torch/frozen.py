@@ -1,5 +1,6 @@
 """`FrozenLinear`: the parameters of an FP8 layer, and how to move, cast, save, load and copy them."""
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, Final, NoReturn, Self, TypeVar
@@ -12,13 +13,15 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import dtype_name
-from fp8core.problem import FORMATS
+from fp8core.problem import FORMATS, HIGH_PRECISION
 from fp8core.torch.adjacent import ADJACENT, with_own_storage
 from fp8core.torch.aligned import align_rows_
 
 SCALES: Final = "weight_scale", "input_scale"
 KEPT: Final = {"weight": tuple(FORMATS), **dict.fromkeys(SCALES, ("float32",))}
 """The parameters that no cast of a module changes, and the dtypes that each may have."""
+PAIR: Final = "weight", "weight_scale"
+"""The parameters that make the weight's values together."""
 Layer = TypeVar("Layer", bound="FrozenLinear")
 Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 """Weight, weight_scale, bias, input_scale, and the callable made from them; it is valid for these objects only."""
@@ -78,20 +81,31 @@ class FrozenLinear(nn.Linear):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, local: Any, strict: Any, missing: Any, unexpected: Any, errors: list[str]
     ) -> None:
-        """Load a state, accepting scales of bf16 or of shape (), but refuse a weight of another dtype than this one.
+        """Load a state, accepting scales of bf16 or of shape (), but refuse integers and weights of other dtypes.
 
-        Casting a high-precision weight to FP8 would lose its scale.
+        Casting a high-precision weight to FP8 would lose its scale. A state with only one of weight and weight_scale is
+        loaded, as the other may follow with the next shard of a checkpoint, but a warning says so: the list of missing
+        keys that load_state_dict(strict=False) returns is easily overlooked.
         """
         self._prepared = None
         weight = state_dict.get(prefix + "weight")
         if weight is not None and weight.dtype != self.weight.dtype:
-            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}: load before quantizing")
+            hint = ": load before quantizing" if str(weight.dtype).removeprefix("torch.") in HIGH_PRECISION else ""
+            errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}{hint}")
             return
         for name in SCALES:
             scale, own = state_dict.get(prefix + name), getattr(self, name)
-            if scale is not None and own is not None:
+            if isinstance(scale, Tensor) and own is not None:
+                if not scale.is_floating_point():  # bytes of exponents would be read as values
+                    errors.append(f"{prefix}{name} needs a floating-point dtype, got {scale.dtype}")
+                    return
                 scale = scale.to(torch.float32)
                 state_dict[prefix + name] = scale.reshape(own.shape) if scale.numel() == own.numel() == 1 else scale
+        loaded = [name for name in PAIR if prefix + name in state_dict]
+        if len(loaded) == 1:
+            (kept,) = {*PAIR} - {*loaded}
+            text = f"{prefix}{loaded[0]} was loaded without {prefix}{kept}: wrong results unless the old one fits"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         super()._load_from_state_dict(state_dict, prefix, local, strict, missing, unexpected, errors)
         align_rows_(self.weight)
 

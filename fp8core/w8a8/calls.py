@@ -7,6 +7,7 @@ from typing import Any, Final
 from fp8core import interop
 from fp8core.core import checks, specs
 from fp8core.errors import ShapeError
+from fp8core.ops.linear import input_format
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.scaled_mm import product_by, product_operation
 from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, native_e4m3
@@ -275,7 +276,7 @@ class Fp8LinearOp:
 
         Args:
             input: float32, float16 or bfloat16 ``[..., k]``, or FP8 together with input_scale.
-            weight: FP8 ``[k, n]``, columns contiguous.
+            weight: FP8 ``[k, n]``, columns contiguous. The input gets its format, or E4M3 if that is E5M2.
             weight_scale: a number, or float32 of one or of ``[n, 1]``.
             out_dtype: the result's dtype; None means the input's dtype, or bfloat16 if the input is FP8.
             input_scale: a given scale of the input.
@@ -298,7 +299,7 @@ class Fp8LinearOp:
             data, scale = quantize_by(
                 QUANTIZE_INPUT,
                 input,
-                fp8_of(weight, WEIGHT),
+                input_format(fp8_of(weight, WEIGHT)),
                 PER_TOKEN if per_token and input_scale is None else PER_TENSOR,
                 scale=input_scale,
                 scale_ub=input_scale_ub if per_token and input_scale is None else None,

@@ -72,6 +72,26 @@ def test_fp8_beside_it_is_not_converted_alone(tmp_path, what, to, fp8core_):
     assert f", some weights {what}, 1 file" in fp8core_("inspect", source)[1]
 
 
+@every
+def test_verify_says_what_it_does_not_check(tmp_path, what, fp8core_):
+    fp8 = {f"{DOWN}.weight": normal(64, 64).astype(ml_dtypes.float8_e4m3fn), f"{DOWN}.weight_scale": ONE / 64}
+    claimed = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
+    source = folder(tmp_path / "in", {**OTHERS[what], **fp8}, quantization_config=claimed)
+    name = open_checkpoint(source).other[0]
+    status, out, _ = fp8core_("verify", source)
+    unverified = f"Not verified: {name}, which is of {what}, and all others like it."
+    assert (status, out.splitlines()) == (0, [unverified, f"{source}: no fault in 1 FP8 layer (compressed-tensors)"])
+    alone = folder(tmp_path / "alone", OTHERS[what])
+    with pytest.raises(CheckpointError, match=f"needs FP8 weights to be verified, got only {name}, which is of {what}"):
+        verify_checkpoint(alone)
+
+
+def test_one_fp8_weight_is_not_called_weights(tmp_path):
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE}
+    (fault,) = verify_checkpoint(folder(tmp_path / "in", fp8)).faults
+    assert fault.text == f"config.json names no quantization, but {DOWN}.weight is FP8"
+
+
 @pytest.mark.parametrize("scheme", [{"scheme": "channel"}, {"scheme": "static", "input_scales": {OUT: 0.5}}], ids=str)
 def test_a_wide_weight_with_a_scale_of_its_inputs_is_refused(tmp_path, scheme):
     """The new scale would have its name."""
@@ -217,6 +237,13 @@ def test_zero_points_of_zero_change_nothing_and_are_left_out(tmp_path, dtype, to
     source = folder(tmp_path / "one", {**zeros, **fp8})
     with pytest.raises(CheckpointError, match=rf"got {DOWN}\.weight_zero_point, which is of asymmetric quantization"):
         convert_checkpoint(source, tmp_path / "other", to=to)
+
+
+@pytest.mark.parametrize("point", [np.float64(1e-60), np.float64(1e300), np.float32("nan")], ids=str)
+def test_a_zero_point_that_is_no_zero_is_seen_in_every_dtype(tmp_path, point, recwarn):
+    fp8 = {f"{DOWN}.weight": CODES, f"{DOWN}.weight_scale": ONE, f"{DOWN}.weight_zero_point": point.reshape(1)}
+    assert open_checkpoint(folder(tmp_path / "in", fp8)).other[1] == "asymmetric quantization"
+    assert not recwarn.list
 
 
 def test_blocks_without_scales_are_any_tensor(tmp_path):

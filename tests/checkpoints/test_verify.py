@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 
 from support import checkpoint_formats as written  # noqa: E402
 from support.checkpoint_formats import FORMATS, small_state, write_format  # noqa: E402
+from support.checkpoints import write  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj"
 DOWN = "model.layers.0.mlp.down_proj"
@@ -106,6 +107,15 @@ def test_each_fault_is_named_with_its_tensor(tmp_path, name):
     assert (kind, tensor) in faults
     if name != "the scales were raised":
         assert {one for _, one in faults} <= {tensor, SCALE, f"{Q}.weight"}, faults
+
+
+@pytest.mark.parametrize("numbers", [[np.inf, -np.inf], [0x7FA00000, 0x7FA00000]], ids=["infinities", "signaling NaN"])
+def test_numbers_that_are_faults_cause_no_warning(tmp_path, numbers, recwarn):
+    scale = np.array(numbers, np.float32) if np.inf in numbers else np.array(numbers, np.uint32).view(np.float32)
+    codes = np.ones((2, 64), ml_dtypes.float8_e4m3fn)
+    write(tmp_path / "model.safetensors", {"up.weight": codes, "up.weight_scale": scale[:, None]})
+    assert found(tmp_path / "model.safetensors") == [("scale value", "up.weight_scale")]
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("suffix", ["input_scale", "weight_scale"])

@@ -107,6 +107,21 @@ def test_it_says_what_it_is():
         Float8Array(codes(), "float16")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_its_dtype_may_be_that_of_any_framework(dtype):
+    """A dtype of NumPy was kept as it is, as it equals its name; repr and == then failed or were wrong."""
+    torch, jnp = pytest.importorskip("torch"), pytest.importorskip("jax.numpy")
+    values = Float8Array(codes(), dtype).tolist()
+    scalars = getattr(ml_dtypes, dtype), getattr(jnp, dtype)
+    for one in (*scalars, *map(np.dtype, scalars), getattr(torch, dtype), np.str_(dtype)):
+        for q in (Float8Array(codes(), one), Float8Array(codes(), "float8_e5m2").view(one)):
+            assert type(q.dtype) is str
+            assert q.dtype == dtype
+            np.testing.assert_array_equal(q.tolist(), values)
+            assert (q == q.copy()).any()
+            assert repr(q).startswith("Float8Array([[")
+
+
 class OnGpu(np.ndarray):
     """Bytes that have to be fetched, as CuPy's."""
 

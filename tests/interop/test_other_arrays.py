@@ -131,6 +131,9 @@ def test_bytes_of_other_frameworks_become_fp8_over_the_same_memory(torch_cpu):
     assert (type(q.codes), q.codes.ctypes.data) == (np.ndarray, codes.data_ptr())
     with pytest.raises(DTypeError, match="codes needs uint8, got float32"):
         Float8Array(codes.float(), "float8_e4m3fn")
+    for fp8 in (codes.view(torch_cpu.float8_e5m2), q.view("float8_e5m2")):
+        with pytest.raises(DTypeError, match="codes needs uint8, got float8_e5m2"):
+            Float8Array(fp8, "float8_e5m2")
     with pytest.raises(DTypeError, match="codes needs an array of uint8, got builtins"):
         Float8Array(b"123", "float8_e4m3fn")
 

@@ -37,6 +37,25 @@ def test_the_bits_of_the_host(case):
 
 
 @pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("scale", [2.0**-127, 1e-40, -(2.0**-149)])
+def test_scales_below_the_normal_numbers(scale):
+    """XLA's threads count subnormal numbers as zeros; zeros divided by such a scale were NaN."""
+    x = np.array([[0.0, -0.0, 3e-37, 1.0]], np.float32)
+    given = np.full((1, 1), scale, np.float32)
+    codes = fp8core.quantize(np.array([[0.5, -448.0, 3.0, 0.0]], np.float32), scale=1.0).data
+
+    def every(x, given, codes):
+        product = fp8core.scaled_mm_nt(codes, codes, given, 2.0**100, out_dtype="float32")
+        return fp8core.quantize(x, scale=given).data, fp8core.dequantize(codes, given, dtype="float32"), product
+
+    wanted = every(x, given, codes)
+    assert same(jax.jit(every)(x, given, codes), wanted)
+    assert same(every(*map(jnp.asarray, (x, given, codes))), wanted)
+    flushed = jax.jit(lambda x: jax.pure_callback(lambda x: x * np.float32(0.5), x, x))(np.float32(2.0**-126))
+    assert np.asarray(flushed).tobytes() == bytes(4)  # the thread computes afterwards as it did before
+
+
+@pytest.mark.usefixtures("cpu")
 def test_three_axes_and_no_rows():
     w = weight()
     for shape in ((2, 3, K), (0, K), (2, 0, K), (K,)):

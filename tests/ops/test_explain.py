@@ -1,5 +1,8 @@
 """`explain` and `capabilities`: the same rows that calls are planned with, on any target, without a device."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 
@@ -111,6 +114,15 @@ def test_capabilities_name_the_kernel_or_the_reason():
             assert isinstance(able, bool)
             assert reason
     assert not fp8core.capabilities(AMPERE)["scaled_mm_per_tensor"].able
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["copy", "deepcopy", "pickle"]
+)
+def test_what_a_device_can_do_is_sent_to_other_processes(again):
+    found = fp8core.capabilities(H200)
+    assert again(found) == found
+    assert again(fp8core.explain(fp8core.quantize, fp8core.ArraySpec((16, 512), "bfloat16"), target="sm_90")).short
 
 
 def refusal(call):

@@ -187,6 +187,19 @@ def test_copies_keep_added_attributes(kind, again):
     assert again is copy.copy or twin.seen == [twin]
 
 
+def test_options_are_read_and_not_assigned():
+    """An assigned option was kept as an attribute, and the layer went on without it."""
+    options = {"activation": "gelu", "out_dtype": "float16", "use_fast_accum": False, "batch_invariant": True}
+    layer = Fp8Linear(*fp8core.quantize(fresh((48, 256))), **options)
+    for name, value in options.items():
+        assert getattr(layer, name) == value
+        with pytest.raises(AttributeError, match=f"'{name}' of 'Fp8Linear' object has no setter"):
+            setattr(layer, name, value)
+    assert all(getattr(pickle.loads(pickle.dumps(layer)), name) == value for name, value in options.items())
+    plain = Fp8Linear(layer.weight, layer.weight_scale)
+    assert [getattr(plain, name) for name in options] == [None, None, True, False]
+
+
 @COPIES
 @engines("numpy", "torch-cpu", "cupy", "torch-cuda")
 def test_an_added_attribute_may_be_the_weight(engine, again):

@@ -145,6 +145,14 @@ def test_dispatch_drops_padding_rows(engine, flags):
     assert reference.relative_error(engine.numpy(got)[0], exact) <= 3e-3
 
 
+@pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e5m2fnuz"])
+def test_linear_op_quantizes_inputs_of_an_e5m2_weight_to_e4m3(dtype):
+    """As `linear` does: no product multiplies e5m2 by e5m2, so the operation could not take such a weight."""
+    w, x = fp8core.quantize(fresh((8, 32), "float32"), dtype=dtype), fresh((4, 32), "float32")
+    got = w8a8.Fp8LinearOp(use_per_token_if_dynamic=True).apply(x, w.data.T, w.scale)
+    np.testing.assert_array_equal(got, fp8core.linear(x, w))
+
+
 def test_the_weight_functions_are_the_library_s():
     for name in ("all_close_1d", "convert_to_channelwise"):
         assert getattr(w8a8, name) is getattr(fp8core, name)

@@ -42,6 +42,14 @@ def test_commands_run_where_standard_files_are_closed(closed, arguments, code):
     assert run.stderr == ("" if 2 in closed or not code else "error: cannot read nothere: No such file or directory\n")
 
 
+def test_too_little_memory_is_a_plain_message(fp8core_, monkeypatch):
+    def cases(tokens, width):
+        raise MemoryError("Unable to allocate 5.82 TiB")
+
+    monkeypatch.setattr("fp8core.bench.cases", cases)
+    assert fp8core_("bench", "--tokens", 10**11)[::2] == (1, "error: no memory: Unable to allocate 5.82 TiB\n")
+
+
 def test_version_prints_the_version(fp8core_):
     assert fp8core_("--version") == (0, f"fp8core {fp8core.__version__}\n", "")
 

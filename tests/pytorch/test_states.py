@@ -1,0 +1,59 @@
+"""States that do not fit a layer: what `load_state_dict` refuses, and what it loads with a warning."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from fp8core.torch import Linear  # noqa: E402 - after the skip
+from pytorch.cases import K, N, bits, wide  # noqa: E402
+from pytorch.layers import quantized  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("weight", torch.uint8, r"weight needs torch\.float8_e4m3fn, got torch\.uint8$"),
+        ("weight", torch.float8_e4m3fnuz, r"weight needs torch\.float8_e4m3fn, got torch\.float8_e4m3fnuz$"),
+        ("weight_scale", torch.uint8, r"weight_scale needs a floating-point dtype, got torch\.uint8$"),
+    ],
+)
+def test_codes_of_another_kind_and_integers_as_scales_are_refused(name, wrong, words):
+    """uint8 scales hold exponents: 120, which is 2**-7, was read as a scale of 120."""
+    layer = quantized("channel", None)
+    state = layer.state_dict()
+    before = {key: bits(tensor) for key, tensor in state.items()}
+    state[name] = torch.full(state[name].shape, 120, dtype=torch.uint8).view(wrong)
+    with pytest.raises(RuntimeError, match=words):
+        layer.load_state_dict(state)
+    assert {key: bits(tensor) for key, tensor in layer.state_dict().items()} == before
+
+
+def test_a_scale_that_is_no_tensor_is_refused_in_the_words_of_torch():
+    layer = quantized("channel", None)
+    state = layer.state_dict()
+    state["weight_scale"] = state["weight_scale"].numpy()
+    with pytest.raises(RuntimeError, match=r"expected torch\.Tensor or Tensor-like object"):
+        layer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize(("name", "other"), [("weight", "weight_scale"), ("weight_scale", "weight")])
+def test_half_of_a_weight_is_loaded_with_a_warning(name, other, assign):
+    """The other half may be in the next shard; if it is in none, the layer multiplies by a weight that nobody stored."""
+    model, x = torch.nn.Sequential(Linear(K, N, dtype=torch.bfloat16)), wide(5, K)
+    state = {f"0.{key}": tensor for key, tensor in quantized("channel", None).state_dict().items()}
+    rest = {key: state.pop(key) for key in list(state) if key == f"0.{other}"}
+    with pytest.warns(RuntimeWarning, match=rf"^0\.{name} was loaded without 0\.{other}: wrong results unless the old"):
+        found = model.load_state_dict(state, strict=False, assign=assign)
+    assert found.missing_keys == [f"0.{other}"]
+    with pytest.warns(RuntimeWarning, match=rf"^0\.{other} was loaded without 0\.{name}"):
+        model.load_state_dict(rest, strict=False, assign=assign)
+    assert bits(model(x)) == bits(quantized("channel", None)(x))
+
+
+def test_a_state_without_both_halves_of_a_weight_is_loaded_silently(recwarn):
+    layer = quantized("channel", None)
+    before = bits(layer.weight)
+    layer.load_state_dict({"bias": torch.ones(N)}, strict=False)
+    assert bits(layer.weight) == before
+    assert not recwarn.list
