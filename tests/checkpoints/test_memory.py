@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST = 300e6
-"""Bytes, of which parts of 32 MB are some."""
+MOST, MOST_OF_FP8 = 300e6, 250e6
+"""Bytes, of which parts of 32 MB are some: fewer than the largest tensor has, and than the FP8 file has."""
 PEAK = r"""
 import re, sys
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint, verify_checkpoint
@@ -73,9 +73,9 @@ def test_quantizing_takes_less_than_the_largest_tensor(tmp_path, plain, scheme):
 
 @pytest.fixture(scope="module")
 def fp8(tmp_path_factory):
-    """An FP8 file of 403 MB in two weights."""
+    """An FP8 file of 268 MB in two weights."""
     path = tmp_path_factory.mktemp("large") / "in.safetensors"
-    n, k = 24576, 8192
+    n, k = 16384, 8192
     tensors = {}
     for layer in range(2):
         name = f"model.layers.{layer}.mlp.up_proj.weight"
@@ -95,6 +95,6 @@ def fp8(tmp_path_factory):
 
 @pytest.mark.parametrize("to", ["bf16", "channel", "block", "tensor", "verify"])
 def test_converting_and_verifying_take_less_than_the_file(tmp_path, fp8, to):
-    assert fp8.stat().st_size > 402e6
+    assert fp8.stat().st_size > 268e6
     does = "verify" if to == "verify" else "convert"
-    assert peak(does, fp8, tmp_path / "out.safetensors", to) < MOST
+    assert peak(does, fp8, tmp_path / "out.safetensors", to) < MOST_OF_FP8

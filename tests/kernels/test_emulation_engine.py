@@ -150,6 +150,10 @@ def test_a_grid_barrier_spins_to_its_end(run):
             "__shared__ int a[64]; if (threadIdx.x < 9) a[threadIdx.x] = 1; q[0] = a[9];",
             "read of shared a at byte 36, which nobody wrote",
         ),
+        (
+            "__shared__ long long a; if (threadIdx.x == 0) *(int*)&a = 1; q[0] = a;",
+            "read of shared a at byte 4, which nobody wrote",
+        ),
         ("__shared__ int a; if (threadIdx.x == 0) a = 1; q[0] = a;", "race on shared a at byte 0: reads"),
         ("__shared__ int a; a = threadIdx.x;", "race on shared a: two threads write different values"),
         (

@@ -46,6 +46,11 @@ WRONG = {
         if (t == 0) load(at, full);
         if (t == 32) { barrier_wait(full, 0); get(at, 0); }
         if (t == 0) { barrier_wait(full, 0); load(at, full); }""",
+    "overwrites what another thread read since the last barrier": """
+        const auto& eight = *reinterpret_cast<const volatile word64*>(emulation_shared_place(at));
+        if (t == 0) load(at, full);
+        if (t == 32) { barrier_wait(full, 0); q[t] = eight; }
+        if (t == 0) { barrier_wait(full, 0); q[t] = eight; get(at, 0), put(at, 0, 1); }""",
     "copies over what another thread wrote since the last barrier": """
         if (t == 32) put(at, 0, 1);
         if (t == 0) load(at, full);""",
@@ -125,7 +130,7 @@ WRONG = {
 """What is reported, and of what a block of 256 threads does after it has initialized two mbarriers of one arrival."""
 CASES = [RIGHT, *WRONG.values()]
 AT_ONCE = ("race on shared dynamic memory", "race on shared memory: a product")
-LAST_FIRST = "copies over"
+LAST_FIRST = ("copies over", "overwrites what")
 """What is found where copies land at once, and where the last thread runs first; else they are late and the first does."""
 KERNEL = """
 #include "../gemm/pipeline.cuh"

@@ -26,11 +26,13 @@ from support.emulation.translating import as_cpp
 
 HERE = Path(__file__).parent
 COMPILER = shutil.which("g++")
+UNDEFINED = "alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero"
 FLAGS = (
     *("-std=c++17", "-Og", "-gdwarf-4", "-g1", "-w", "-fPIC", "-fno-strict-aliasing", "-ffp-contract=off"),
     *("-fsanitize=kernel-address", "--param=asan-instrumentation-with-call-threshold=0"),
     *("--param=asan-stack=0", "--param=asan-globals=1"),
-    "-fsanitize=alignment,bounds,shift,signed-integer-overflow,integer-divide-by-zero",
+    # GCC compiles less where nothing follows a report.
+    *(f"-fsanitize={UNDEFINED}", f"-fno-sanitize-recover={UNDEFINED}"),
 )
 LINKED = ("-shared", "-nostdlib", "-lgcc")
 """Linker flags of a kernel's library: the engine defines libubsan's hooks, and links the system's libraries."""
@@ -69,7 +71,7 @@ class Emulator:
         self.watched: Memory | None = None
         self.launches: list[str] = []
         """The names of the kernels launched so far."""
-        self._kernels: dict[str, Kernel] = {}
+        self._kernels: dict[tuple[str, tuple[str, ...], str, Target], Kernel] = {}
         self._includes: dict[str, str] = {}
         engine = self._build(
             "engine",
@@ -123,16 +125,17 @@ class Emulator:
 
     def compile(self, text: str, defines: tuple[str, ...], entry: str, target: Target = CUDA) -> Kernel:
         """Return the kernel ``entry`` of a flat source; raises EmulationError with the compiler's output."""
-        whole = as_cpp(text, defines, entry, self._words(target))
-        if whole not in self._kernels:
+        asked = text, defines, entry, target
+        if asked not in self._kernels:
+            whole = as_cpp(text, defines, entry, self._words(target))
             path = self._build(entry, whole, (*FLAGS, *LINKED, f"-I{HERE}"), (str(self._engine_path),))
             library = ctypes.CDLL(str(path))
             kinds, sizes = ctypes.create_string_buffer(64), (ctypes.c_uint32 * 64)()
             count = library.emulated_signature(kinds, sizes)
             call = ctypes.cast(library.emulated_entry, ctypes.c_void_p).value or 0
             parameters = tuple(zip(kinds.value.decode(), sizes[:count], strict=True))
-            self._kernels[whole] = Kernel(path, library, call, parameters)
-        return self._kernels[whole]
+            self._kernels[asked] = Kernel(path, library, call, parameters)
+        return self._kernels[asked]
 
     def _words(self, target: Target) -> str:
         """Return the name of the header that every kernel of a target includes. It is precompiled, since parsing it

@@ -43,8 +43,10 @@ void each_part(const Map &map, unsigned address, int column, int row, const Visi
 // Marks bytes into which the current thread starts a copy: like a write by the thread, but by another proxy.
 void begin_write(Block &block, size_t index, size_t bytes, uintptr_t site, bool proxy) {
     check_async_reads(block, index, bytes, site);
-    for (size_t i = 0; i < bytes; i++) {
-        Cell &cell = block.cells[index + i];
+    for (size_t i = 0, n; i < bytes; i += n) {
+        Cell *const cells = &block.cells[index + i];
+        const Cell &cell = *cells;
+        n = alike(cells, bytes - i);
         if (cell.written >= block.first_epoch) {
             if (cell.writer == IN_FLIGHT) fail(site, "copies into shared memory where another copy is under way");
             if (cell.writer == MBARRIER) fail(site, "copies into an mbarrier");
@@ -54,11 +56,13 @@ void begin_write(Block &block, size_t index, size_t bytes, uintptr_t site, bool 
                 fail(site, "TMA writes what thread %u wrote: no fence.proxy.async stands between", cell.writer);
         }
         const int reader = proxy && launch->reads_need_fences ? reader_without_fence(block, cell) : -1;
-        if (!reads_known(block, cell))
+        if (!reads_known(block, cells, n))
             fail(site, "race on shared memory: copies over what another thread read since the last barrier");
         if (reader >= 0) fail(site, "TMA writes what thread %d read: no fence.proxy.async stands between", reader);
-        cell.writer = IN_FLIGHT;
-        cell.written = now;
+        for (size_t j = 0; j < n; j++) {
+            cells[j].writer = IN_FLIGHT;
+            cells[j].written = now;
+        }
     }
     memset(memory_at(block, index), POISON, bytes);
 }
@@ -132,8 +136,10 @@ void end_reads(const char *what, uint32_t group) {
 
 // Reports bytes that TMA or the tensor cores may not read yet.
 void check_proxy_read(const Block &block, size_t index, size_t bytes, bool loose, const char *what, uintptr_t site) {
+    const auto same = [&](const Cell &x, const Cell &y) { return x.written == y.written && x.writer == y.writer; };
     for (size_t i = 0; i < bytes; i++) {
         const Cell &cell = block.cells[index + i];
+        if (i && same(cell, (&cell)[-1])) continue;
         if (cell.written < block.first_epoch) {
             if (!loose) fail(site, "%s reads shared memory that nobody wrote", what);
         } else if (cell.writer == IN_FLIGHT) {

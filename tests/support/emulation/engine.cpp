@@ -90,8 +90,8 @@ void start_block(Block &block, size_t slot, EmulatedIndex at) {
     block.arrived = block.exited = block.votes = 0;
     block.first_epoch = block.epoch = ++now;
     block.dynamic = dynamic_memory + slot * dynamic_stride;
-    block.readers.clear();
-    block.free_readers.clear();
+    block.free_readers.resize(block.readers.size());  // whose memory is kept
+    for (size_t i = 0; i < block.readers.size(); i++) block.free_readers[i] = static_cast<uint32_t>(i);
     block.barriers.clear();
     block.barriers.reserve(MOST_BARRIERS);  // waiting threads hold the addresses of barriers
     for (Named &named : block.named) named.arrived = 0;

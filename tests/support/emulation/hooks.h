@@ -32,7 +32,7 @@ struct Place {
 };
 
 #define UNDEFINED(name, ...)                                                                                        \
-    void __ubsan_handle_##name(Place *place, __VA_ARGS__) {                                                         \
+    void __ubsan_handle_##name##_abort(Place *place, __VA_ARGS__) {                                                         \
         fail(0, "undefined behaviour (" #name ")\n  at %s:%u:%u", place->file, place->line, place->column);         \
     }
 UNDEFINED(type_mismatch_v1, uintptr_t)

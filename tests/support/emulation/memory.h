@@ -43,28 +43,48 @@ const Variable *shared_variable(uintptr_t address) {
 
 enum Access { READ, WRITE, UPDATE, LOOSE_READ };  // LOOSE_READ may read uninitialized bytes
 
-// Returns the times at which the threads of a block read a byte that several threads read.
-std::vector<int32_t> &times_of_readers(Block &block, Cell &cell) {
-    if (cell.reader == MANY) return block.readers[cell.readers];
+// Returns how many of the cells, up to `most`, have the history of the first.
+size_t alike(const Cell *cells, size_t most) {
+    size_t n = 1;
+    while (n < most && !memcmp(&cells[n], cells, sizeof(Cell))) n++;
+    return n;
+}
+
+void release_readers(Block &block, uint32_t place, size_t n) {
+    if (!(block.readers[place].cells -= n)) block.free_readers.push_back(place);
+}
+
+// Returns the times at which the threads of a block read bytes that several threads read: `n` cells like this one, which
+// have the times for themselves.
+std::vector<int32_t> &times_of_readers(Block &block, Cell &cell, size_t n) {
+    if (cell.reader == MANY && block.readers[cell.readers].cells == n) return block.readers[cell.readers].times;
     if (block.free_readers.empty()) {
         block.free_readers.push_back(static_cast<uint32_t>(block.readers.size()));
         block.readers.emplace_back();
     }
     const uint32_t place = block.free_readers.back();
     block.free_readers.pop_back();
-    block.readers[place].resize(block.threads);
-    memset(block.readers[place].data(), 0, block.threads * sizeof(int32_t));
-    block.readers[place][cell.reader] = static_cast<int32_t>(cell.read);
+    Readers &own = block.readers[place];
+    own.cells = n;
+    if (cell.reader == MANY) {
+        own.times = block.readers[cell.readers].times;
+        release_readers(block, cell.readers, n);
+    } else {
+        own.times.assign(block.threads, 0);
+        own.times[cell.reader] = static_cast<int32_t>(cell.read);
+    }
     cell.reader = MANY;
     cell.readers = place;
-    return block.readers[place];
+    return own.times;
 }
 
-void note_read(Block &block, Cell &cell) {
+// The current thread reads `n` bytes with the same history.
+void note_read(Block &block, Cell *cells, size_t n) {
     const Thread &self = *current;
+    Cell cell = *cells;
     if (cell.read < (cell.reader == MANY ? block.first_epoch : block.epoch)) cell.reader = self.number;
     if (cell.reader != self.number && clocked) {
-        times_of_readers(block, cell)[self.number] = static_cast<int32_t>(now);
+        times_of_readers(block, cell, n)[self.number] = static_cast<int32_t>(now);
     } else if (cell.reader != self.number) {
         const uint32_t warp = self.number / launch->warp;
         if (cell.reader != NOBODY) cell.readers = cell.reader / launch->warp;
@@ -72,6 +92,7 @@ void note_read(Block &block, Cell &cell) {
         cell.reader = NOBODY;
     }
     cell.read = now;
+    std::fill_n(cells, n, cell);
 }
 
 // The current thread has TMA write a byte. Returns a thread that read it and since then, as far as the current thread
@@ -82,24 +103,27 @@ int reader_without_fence(const Block &block, const Cell &cell) {
         return current->clock.used[clock_index(block, static_cast<uint16_t>(who))] >= when;
     };
     if (cell.reader != MANY) return over(cell.reader, static_cast<int32_t>(cell.read)) ? -1 : cell.reader;
-    const std::vector<int32_t> &times = block.readers[cell.readers];
+    const std::vector<int32_t> &times = block.readers[cell.readers].times;
     if (none_later(times.data(), &current->clock.used[block.first->index], block.threads)) return -1;
     for (unsigned i = 0; i < block.threads; i++)
         if (times[i] && !over(i, times[i])) return static_cast<int>(i);
     return -1;
 }
 
-// Whether all reads of a byte happened before the current thread's access.
-bool reads_known(Block &block, Cell &cell) {
+// Whether all reads of `n` bytes with the same history happened before the current thread's access.
+bool reads_known(Block &block, Cell *cells, size_t n) {
+    const Cell &cell = *cells;
     if (cell.read < block.first_epoch) return true;
     if (cell.reader == MANY) {
-        const std::vector<int32_t> &times = block.readers[cell.readers];
+        const std::vector<int32_t> &times = block.readers[cell.readers].times;
         if (!none_later(times.data(), &current->clock.known[block.first->index], block.threads))
             for (unsigned i = 0; i < block.threads; i++)
                 if (times[i] && !known(block, static_cast<uint16_t>(i), static_cast<uint32_t>(times[i]))) return false;
-        block.free_readers.push_back(cell.readers);
-        cell.reader = current->number;
-        cell.read = 0;
+        release_readers(block, cell.readers, n);
+        for (size_t i = 0; i < n; i++) {
+            cells[i].reader = current->number;
+            cells[i].read = 0;
+        }
         return true;
     }
     if (&block == current->block && cell.read < block.epoch) return true;
@@ -131,8 +155,10 @@ void check_shared(unsigned char *memory, size_t offset, size_t index, size_t byt
     Block &block = *current->block;
     const bool reads = access == READ || access == LOOSE_READ;
     if (!reads) check_async_reads(block, index, bytes, site);
-    for (size_t i = 0; i < bytes; i++) {
-        Cell &cell = block.cells[index + i];
+    for (size_t i = 0, n; i < bytes; i += n) {
+        Cell *const cells = &block.cells[index + i];
+        const Cell &cell = *cells;
+        n = alike(cells, bytes - i);
         if (cell.written < block.first_epoch) {
             if (access == READ || access == UPDATE)
                 fail(site, "%s of shared %s at byte %zu, which nobody wrote", reads ? "read" : "atomic update", name, offset + i);
@@ -150,13 +176,15 @@ void check_shared(unsigned char *memory, size_t offset, size_t index, size_t byt
             }
         }
         if (reads) {
-            note_read(block, cell);
+            note_read(block, cells, n);
             continue;
         }
-        if (!reads_known(block, cell))
+        if (!reads_known(block, cells, n))
             fail(site, "race on shared %s at byte %zu: overwrites what another thread read since the last barrier", name, offset + i);
-        cell.written = now;
-        cell.writer = access == UPDATE ? ATOMIC : current->number;
+        for (size_t j = 0; j < n; j++) {
+            cells[j].written = now;
+            cells[j].writer = access == UPDATE ? ATOMIC : current->number;
+        }
     }
 }
 

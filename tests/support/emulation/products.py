@@ -1,6 +1,7 @@
 """An emulated product of few rows: operands in guarded memory, launches, and the allowed errors."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -20,9 +21,12 @@ ENOUGH = 400
 """`BOUND` is checked from this many results on: with fewer, their mean rounding error may be far from the expected."""
 
 
+@lru_cache(16)
 def codes(rows: int, cols: int, dtype: str, seed: int) -> np.ndarray:
-    """Return FP8 bytes of normal numbers."""
-    return reference.encode(np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8, dtype)
+    """Return FP8 bytes of normal numbers, which are read only: the schedules of a product share them."""
+    made = reference.encode(np.random.default_rng(seed).standard_normal((rows, cols)).astype(np.float32) * 8, dtype)
+    made.flags.writeable = False
+    return made
 
 
 class Scales(NamedTuple):

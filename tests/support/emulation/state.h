@@ -26,11 +26,18 @@ struct Variable {
     std::string name;
 };
 
-// The last accesses of one byte of shared memory: by whom, and when. Time is `now`: it counts ordering events.
+// The last accesses of one byte of shared memory: by whom, and when. Time is `now`: it counts ordering events. Neighbours
+// with the same history are checked and noted together.
 struct Cell {
     uint32_t written, read;
     uint16_t writer, reader;
     uint32_t readers;  // for MANY: the place in Block::readers; without clocks: the readers' warp
+};
+
+// The times at which each thread read bytes that several read, or 0; and the number of cells that have these times.
+struct Readers {
+    std::vector<int32_t> times;
+    size_t cells;
 };
 
 enum Wait : uint8_t { RUNNABLE, AT_BARRIER, AT_COLLECTIVE, AT_MBARRIER, AT_NAMED, AT_CLUSTER, EXITED };
@@ -79,7 +86,7 @@ struct Block {
     uint32_t first_epoch, epoch;                              // the times of its start and of its last barrier
     std::vector<Warp> warps;
     std::vector<Cell> cells;
-    std::vector<std::vector<int32_t>> readers;  // the times at which each thread read a byte that several read
+    std::vector<Readers> readers;
     std::vector<uint32_t> free_readers;
     std::vector<unsigned char> shared;  // the content of its shared variables while another block runs
     unsigned char *dynamic;
