@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from bench.labels import LIBRARY
 from bench.odd_cases import FEW
-from bench.results import Record, Results, best_baseline, of_neighbour, own, shape, us, values
+from bench.results import Record, Results, best_baseline, own, shape, us, values
 
 ON_CHIP: Final = 32 << 20
 """Up to this many bytes of input, quantization per tensor reads a tensor from memory once, although its scale needs
@@ -26,17 +26,9 @@ class Check(NamedTuple):
         return self.used <= 1
 
 
-def odd_products(found: Results, bound: float, *, few: bool) -> Iterator[Check]:
-    """Check the time of products of up to 64 or of more rows relative to the next aligned product."""
-    for r in found.odd_products:
-        if (r["m"] <= FEW) is few:
-            taken = of_neighbour(r)
-            yield Check(" ".join(filter(None, (shape(r), r["scales"], r["ending"]))), taken / bound, f"{taken:.2f} x")
-
-
 def named(record: Record) -> str:
     """Return the name of a record as a case."""
-    words = [record[key] for key in ("kind", "mode") if key in record]
+    words = [record[key] for key in ("kind", "mode", "scales", "ending") if record.get(key)]
     return f"{', '.join(words)}, {shape(record)}"
 
 
@@ -98,6 +90,11 @@ def few(found: Results, modes: Sequence[str], least: int, most: int) -> list[Rec
 def many(found: Results, *, blocks: bool) -> list[Record]:
     """Return the products with more than 64 rows, with or without blocked scales."""
     return [r for r in found.decode if r["m"] > 64 and (r["mode"] == "block") is blocks]
+
+
+def odd_products(found: Results, *, few: bool) -> list[Record]:
+    """Return the odd products with up to 64 rows, or those with more."""
+    return [r for r in found.odd_products if (r["m"] <= FEW) is few]
 
 
 def per_tensor(found: Results, *, on_chip: bool) -> list[Record]:

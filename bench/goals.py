@@ -116,7 +116,9 @@ GOALS: Final = (
             "≤ {} x the next aligned product",
             bound,
             SAME_RUN,
-            partial(checks.odd_products, few=few),
+            lambda found, most, few=few: checks.ratio(
+                checks.odd_products(found, few=few), lambda r: us(r, "neighbour"), most
+            ),
         )
         for few, bound in ODD_PRODUCTS.items()
     ),

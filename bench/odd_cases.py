@@ -5,7 +5,8 @@ import random
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from fp8core.problem import BLOCK, ITEMSIZE, Activation, Granularity, ScaledMm, Target
+from fp8core.ops.example_problems import example_product
+from fp8core.problem import ITEMSIZE, Activation, Granularity, ScaledMm, Target
 
 STEP: Final = 16
 """Aligned extents and addresses are multiples of this."""
@@ -19,8 +20,8 @@ ROW: Final[tuple[Granularity, Granularity]] = ("row", "row")
 BLOCKS: Final[tuple[Granularity, Granularity]] = ("group", "block")
 GROUP: Final[tuple[Granularity, Granularity]] = ("group", "group")
 MODES: Final[tuple[tuple[Granularity, Granularity], ...]] = (
-    *(("tensor", "tensor"), ("tensor", "row"), ("row", "tensor"), ROW),
-    *(BLOCKS, GROUP),
+    *(("tensor", "tensor"), ("tensor", "row"), ("row", "tensor")),
+    *(ROW, BLOCKS, GROUP),
 )
 """The combinations of scales of a and b that products support."""
 CODES: Final = ("float8_e4m3fn", "float8_e5m2")
@@ -85,32 +86,13 @@ class Product(NamedTuple):
 
     def problem(self, target: Target) -> ScaledMm:
         """Return the product on a device."""
-        blocks = math.ceil(self.k / BLOCK)
-        strides_a = {"tensor": (0, 0), "row": (1, 0), "group": (1, self.m)}[self.scale_a]
-        strides_b = {"tensor": (0, 0), "row": (1, 0), "group": (blocks, 1), "block": (blocks, 1)}[self.scale_b]
         codes_alignment = math.gcd(self.address, self.k)
         address = max(self.address, ITEMSIZE[self.out])
         out_alignment = math.gcd(address, self.n * ITEMSIZE[self.out])
-        return ScaledMm(
-            target=target,
-            m=self.m,
-            n=self.n,
-            k=self.k,
-            a=self.a,
-            b=self.b,
-            out=self.out,
-            scale_a=self.scale_a,
-            scale_b=self.scale_b,
-            scale_a_strides=strides_a,
-            scale_b_strides=strides_b,
-            bias=self.bias,
-            out_scale=self.out in CODES,
+        extents = {"m": self.m, "n": self.n, "k": self.k}
+        dtypes = {"a": self.a, "b": self.b, "out": self.out, "bias": self.bias}
+        return example_product(target, self.scale_a, self.scale_b, **extents, **dtypes)._replace(
             amax=self.amax,
-            use_fast_accum=True,
-            batch_invariant=False,
-            lda=self.k,
-            ldb=self.k,
-            ldo=self.n,
             alignment=min(codes_alignment, out_alignment),
             prefetch_weight=True,
             codes_alignment=codes_alignment,
