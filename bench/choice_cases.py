@@ -104,7 +104,7 @@ LARGE_SHAPES: Final = (
     *("6144x4096", "28672x4096", "8192x8192", "7168x16384", "2112x7168", "24576x1536", "4096x7168", "7168x2048"),
     *("36864x7168", "10240x5120", "5120x8192", "5120x25600", "4096x14336"),
 )
-LARGE_ROWS: Final = 1024, 4096
+LARGE_ROWS: Final = 384, 1024, 4096
 BLIND: Final = ("sixth",)
 """Lists whose half "judge" is blind."""
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from bench import fit_estimates, fit_models, fit_trees
 from bench.choice_cases import number
-from bench.choice_records import Record, forget, gains_today, latest
+from bench.choice_records import MEASURED, Record, forget, gains_today, latest
 from fp8core.kernels.gemm import corrections
 
 DECIDING: Final = "ordering", "tiled_cost", "decode_cost"
@@ -20,14 +20,17 @@ def part_of(record: Record, parts: int) -> int:
 
 @contextmanager
 def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
-    """Use constants and trees that are fitted to some records, within the block."""
-    models = [fit_models.MODELS[name] for name in DECIDING]
+    """Use constants and trees that are fitted to some records of one model of GPU, within the block.
+
+    The constants stay as they are if the records are not of the GPU whose times constants are fitted to.
+    """
+    gpu = records[0]["device"]
+    models = [fit_models.MODELS[name] for name in DECIDING if gpu == MEASURED]
     before = [constant for model in models for constant in model.constants()]
     trees = corrections.trees
     try:
         for model in models:
             fit_estimates.search(model, model.samples(records), steps)
-        gpu = records[0]["device"]
         grown = {gpu: fit_trees.grown(records)}
         vars(corrections)["trees"] = lambda: grown
         forget()

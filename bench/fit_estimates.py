@@ -7,7 +7,8 @@ lines of `ordering`, `tiled_cost`, `decode_cost` and `fallback_cost` that hold c
 them into these sources; it also writes `corrections.json`, the trees that correct the first three formulas. The search
 begins at the constants of the sources. With --check the exit status is 0 if the sources are current: their trees are
 those that the records give, and their constants are nearly as good as those that the search finds. The constants are of
-an H200; another model of GPU, given by its name to --gpu, has trees alone (docs/dev/fitting-estimates.md).
+an H200. Other models of GPU have trees alone, which are fitted again whenever the constants move, as trees correct the
+formulas with these constants; --gpu fits those of one model alone (docs/dev/fitting-estimates.md).
 """
 
 import argparse
@@ -21,7 +22,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from bench import batches, boosting
-from bench.choice_records import MEASURED, report
+from bench.choice_records import MEASURED, Record, report
 from bench.fit_models import MODELS, Model, put_in_place, rounded
 from bench.fit_samples import CONSTANTS_FALL, Sample, records_of
 from bench.fit_trees import CORRECTIONS, grown, written
@@ -106,32 +107,35 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=(*MODELS, "trees"), default=(*MODELS, "trees"))
     parser.add_argument("--steps", type=int, default=STEPS, help="of a search for constants")
     parser.add_argument("--cross", type=int, default=0, help="into so many parts: fit to all but one, choose for that")
-    parser.add_argument("--gpu", default=MEASURED, help="the model of GPU whose times are fitted to")
+    parser.add_argument("--gpu", help="fit to times of this model of GPU alone, not to those of each")
     arguments = parser.parse_args()
-    files = arguments.records or sorted(RUNS.glob("*.jsonl"))
-    records = [record for record in records_of(files) if record["device"] == arguments.gpu]
-    if not records:
-        parser.error(f"no record is of {arguments.gpu!r}")
+    records: dict[str, list[Record]] = {}
+    for record in records_of(arguments.records or sorted(RUNS.glob("*.jsonl"))):
+        records.setdefault(record["device"], []).append(record)
+    wanted = arguments.gpu or (MEASURED if arguments.cross else None)
+    if wanted not in (None, *records):
+        parser.error(f"no record is of {wanted!r}")
     if arguments.cross:
         from bench import cross  # it imports this module
 
-        report(cross.crossed(records, arguments.cross, arguments.steps))
+        report(cross.crossed(records[wanted], arguments.cross, arguments.steps))
         return 0
-    old = False
-    if "trees" in arguments.only and arguments.check:  # before constants move
-        old = written(grown(records), arguments.gpu) != CORRECTIONS.read_text(encoding="utf-8")
-        print(f"trees are {'old' if old else 'current'}", flush=True)
-    for name in (name for name in MODELS if name in arguments.only and arguments.gpu == MEASURED):
-        samples = MODELS[name].samples(records)
+    gpus, old = [gpu for gpu in sorted(records) if wanted in (None, gpu)], False
+    for gpu in gpus if "trees" in arguments.only and arguments.check else ():  # before constants move
+        differ = written(grown(records[gpu]), gpu) != CORRECTIONS.read_text(encoding="utf-8")
+        print(f"trees of {gpu} are {'old' if differ else 'current'}", flush=True)
+        old = old or differ
+    for name in (name for name in MODELS if name in arguments.only and MEASURED in gpus):
+        samples = MODELS[name].samples(records[MEASURED])
         found = search(MODELS[name], samples, arguments.steps)
         print(f"{name}: {len(samples)} times, error {found.error:.2%}, loss {-found.gained:+.2%}")
         print(*MODELS[name].lines(), sep="\n", flush=True)
         if arguments.write:
             put_in_place(MODELS[name])
         old = old or found.gained > GAIN
-    if "trees" in arguments.only and not arguments.check:
-        text = written(grown(records), arguments.gpu)
-        print(f"{CORRECTIONS.name}: {len(text)} bytes")
+    for gpu in gpus if "trees" in arguments.only and not arguments.check else ():
+        text = written(grown(records[gpu]), gpu)
+        print(f"{CORRECTIONS.name}: {len(text)} bytes with trees of {gpu}", flush=True)
         if arguments.write:
             CORRECTIONS.write_text(text, encoding="utf-8")
     return int(old and arguments.check)

@@ -4,7 +4,7 @@ Run it without arguments to rewrite the section; with --check the exit status sa
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Final
@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from bench.choice_records import Record, gains_today, noise, part, read  # noqa: E402 - the repository is not installed
 from bench.labels import PRODUCTS  # noqa: E402
+from bench.roofline import H100, H200  # noqa: E402
 from bench.tables import table  # noqa: E402
 
 RUNS: Final = ROOT / "docs" / "results" / "choice"
@@ -22,11 +23,15 @@ BEGIN, END = "<!-- the choice: begin -->\n", "<!-- the choice: end -->\n"
 ROWS: Final = (1, 16), (17, 64), (65, 512), (513, 16384)
 SAME: Final = 0.02
 """Differences up to this fraction are ignored."""
-SECTION: Final = """\
-How much longer a product takes without tuning than with the fastest candidate, on an H200. The {number} products took
-no part in fitting the choice: weights of other models and of random sizes, 1 to 16,384 rows. For {share:.0%} of them
-tuning gains no more than {same:.0%}, the margin of `tune`. Two times of one candidate in one run differ by {half:.1%}
-at the median, and for nine of ten candidates by no more than {most:.1%}.
+GPUS: Final = {H200: "an H200", H100: "an H100"}
+BEGINNING: Final = """\
+How much longer a product takes without tuning than with the fastest candidate. The products took no part in fitting
+the choice: weights of other models and of random sizes, 1 to 16,384 rows.
+"""
+OF_GPU: Final = """\
+**On {gpu}**, {number} products: for {share:.0%} of them tuning gains no more than {same:.0%}, the margin of `tune`. Two
+times of one candidate in one run differ by {half:.1%} at the median, and for nine of ten candidates by no more than
+{most:.1%}.
 """
 
 
@@ -36,9 +41,9 @@ def row(name: str, gained: list[float]) -> list[str]:
     return [name, str(len(gained)), f"{median(gained):.1%}", far, f"{max(gained):.1%}"]
 
 
-def section(records: list[Record]) -> str:
-    """Return the text between the markers."""
-    blind = [record for record in records if part(record) == "judge"]
+def of_gpu(blind: list[Record], gpu: str) -> Iterator[str]:
+    """Yield the lines of the products that were timed on a model of GPU."""
+    blind = [record for record in blind if record["device"] == gpu]
     pairs = list(gains_today(blind))
 
     def some(holds: Callable[[Record], bool]) -> list[float]:
@@ -46,27 +51,27 @@ def section(records: list[Record]) -> str:
 
     every = some(lambda _: True)
     apart = quantiles(noise(blind), n=10)
-    said = SECTION.format(
-        number=len(every),
-        share=sum(gained <= SAME for gained in every) / len(every),
-        same=SAME,
-        half=apart[4],
-        most=apart[-1],
-    )
+    share = sum(gained <= SAME for gained in every) / len(every)
+    yield OF_GPU.format(gpu=GPUS[gpu], number=len(every), share=share, same=SAME, half=apart[4], most=apart[-1])
     lines = [row(f"scales {words}", some(lambda r, mode=mode: r["mode"] == mode)) for mode, words in PRODUCTS.items()]
     lines += [
         row(f"{least:,} to {most:,} rows", some(lambda r, least=least, most=most: least <= r["m"] <= most))
         for least, most in ROWS
     ]
     head = ["products", "number", "median", "90 % of them at most", "worst"]
-    made = table(head, [*lines, row("all", every)])
+    yield from (*table(head, [*lines, row("all", every)]), "")
+
+
+def section(records: list[Record]) -> str:
+    """Return the text between the markers."""
+    blind = [record for record in records if part(record) == "judge"]
     how = [
         "```console",
         "$ python -m bench.choice --judge docs/results/choice/*.jsonl",
         "$ python docs/make_choice.py",
         "```",
     ]
-    return "\n".join([said, *made, "", *how]) + "\n"
+    return "\n".join([BEGINNING, *(line for gpu in GPUS for line in of_gpu(blind, gpu)), *how]) + "\n"
 
 
 def main() -> int:

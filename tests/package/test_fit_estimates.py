@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bench import batches, boosting, cross, fit_estimates, fit_models, fit_trees
+from bench import batches, boosting, cross, fit_estimates, fit_models, fit_trees, roofline
 from bench.batches import Call
 from bench.choice_records import MEASURED, key
 from bench.fit_estimates import search
@@ -155,8 +155,12 @@ def constants():
     return [one.value for name in cross.DECIDING for one in fit_models.MODELS[name].constants()]
 
 
+def recorded(gpu):
+    return [one for one in fit_estimates.records_of(sorted(fit_estimates.RUNS.glob("*.jsonl"))) if one["device"] == gpu]
+
+
 def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):
-    records = list(fit_estimates.records_of(sorted(fit_estimates.RUNS.glob("*.jsonl"))))[::12]
+    records = recorded(MEASURED)[::10]
     seen, search_ = [], fit_estimates.search
     before, trees = constants(), corrections.trees
     fit = boosting.fit  # how many trees a fit has tells nothing of what it has seen
@@ -173,6 +177,15 @@ def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):
     assert sorted(fits[0] + fits[1]) == sorted(map(key, records))
     assert seen[0] == seen[len(cross.DECIDING)] == before  # each search begins at what the sources contain
     assert (constants(), corrections.trees) == (before, trees)
+
+
+def test_constants_are_those_of_one_gpu_also_where_another_is_judged(monkeypatch):
+    before, trees = constants(), corrections.trees
+    monkeypatch.setattr(fit_trees, "grown", lambda some: {"fitted to": len(some)})
+    with cross.fitted(recorded(roofline.H100)[:50], 4):
+        assert constants() == before
+        assert corrections.trees() == {roofline.H100: {"fitted to": 50}}
+    assert corrections.trees is trees
 
 
 TREES = ([([(1, 0.5), (0, 2.5)], [1, -2, 3, 0]), ([(1, 0.5), (1, 1.5)], [0, 45, -45, 7])], ("n", "k", "m"))
@@ -221,5 +234,7 @@ def test_what_all_candidates_of_a_product_have_in_common_is_no_tree_of_any():
 
 
 def test_the_sources_are_what_the_records_give():
+    """The trees of all models of GPU: they correct the formulas with the constants of today."""
     run = python("-m", "bench.fit_estimates", "--check", "--steps", "6")
+    assert all(f"trees of {gpu} are current" in run.stdout for gpu in corrections.trees())
     assert run.returncode == 0, run.stdout + run.stderr + "run python -m bench.fit_estimates --write"
