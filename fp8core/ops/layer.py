@@ -193,12 +193,6 @@ class Fp8Linear(LayerOptions):
         return self._state.shape[0]
 
     @property
-    def group_shape(self) -> GroupShape:
-        """The group shape by which inputs are quantized."""
-        shape: GroupShape = self._state.options.group_shape
-        return shape
-
-    @property
     def weight(self) -> Any:
         """FP8 ``[n, k]``; assigning a `Quantized` assigns its scale, too."""
         return self._state.arrays[0]

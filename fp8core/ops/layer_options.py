@@ -1,6 +1,7 @@
 """The options of an `Fp8Linear`, which are fixed when it is made."""
 
 from fp8core.ops.layer_checks import State
+from fp8core.problem import GroupShape
 from fp8core.types import ActivationName, WideDType
 
 
@@ -8,6 +9,12 @@ class LayerOptions:
     """The options of a layer: they may be read, and assigning one raises AttributeError, as it would change nothing."""
 
     _state: State
+
+    @property
+    def group_shape(self) -> GroupShape:
+        """The group shape by which inputs are quantized."""
+        chosen: GroupShape = self._state.options.group_shape
+        return chosen
 
     @property
     def activation(self) -> ActivationName | None:

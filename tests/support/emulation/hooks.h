@@ -32,7 +32,7 @@ struct Place {
 };
 
 #define UNDEFINED(name, ...)                                                                                        \
-    void __ubsan_handle_##name##_abort(Place *place, __VA_ARGS__) {                                                         \
+    void __ubsan_handle_##name##_abort(Place *place, __VA_ARGS__) {                                                 \
         fail(0, "undefined behaviour (" #name ")\n  at %s:%u:%u", place->file, place->line, place->column);         \
     }
 UNDEFINED(type_mismatch_v1, uintptr_t)
@@ -43,7 +43,9 @@ UNDEFINED(sub_overflow, uintptr_t, uintptr_t)
 UNDEFINED(mul_overflow, uintptr_t, uintptr_t)
 UNDEFINED(divrem_overflow, uintptr_t, uintptr_t)
 UNDEFINED(negate_overflow, uintptr_t)
-void __ubsan_handle_builtin_unreachable(Place *place) { fail(0, "a place that is never reached was\n  at %s:%u", place->file, place->line); }
+void __ubsan_handle_builtin_unreachable(Place *place) {
+    fail(0, "a place that is never reached was\n  at %s:%u", place->file, place->line);
+}
 
 #define HOOKS(bytes)                                                                                                \
     void __asan_load##bytes##_noabort(uintptr_t address) { check(address, bytes, READ, true, SITE); }               \
