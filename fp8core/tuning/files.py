@@ -116,8 +116,8 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
     """Make products run the kernel that, by a file, was the fastest for them on such a machine.
 
     A tuning is used if the GPU, driver, BLAS library, fp8core and its kernels are the ones that were timed; it is then
-    used on all devices of that kind. It replaces an earlier tuning of the same product. Nothing else should use the
-    same products meanwhile.
+    used on all devices of that kind. It replaces an earlier tuning of the same product. A call that another thread
+    makes meanwhile may still run the former kernel.
 
     Args:
         path: the file. None means the default of `save_tunings`, which may be missing.

@@ -156,7 +156,7 @@ class Tuning:
     def apply(self) -> None:
         """Make all calls with this problem run the chosen kernel, on every device like the timed one.
 
-        Nothing else should use the same problem meanwhile: it may still get the former kernel.
+        A call that another thread makes meanwhile may still run the former kernel.
 
         Raises:
             TuningError: the GPU, its driver, the BLAS library or fp8core differs from that of the times.
