@@ -196,7 +196,7 @@ class Operation:
     ) -> tuple[Sequence[Any], Any] | None:
         """Return the result of the call if a framework's stand-in makes it, otherwise None."""
         first = self.stand_ins_of.get(type(operands[0]))
-        for stand_in in self.stand_ins.values() if first is None else (first,):
+        for stand_in in tuple(self.stand_ins.values()) if first is None else (first,):
             made = stand_in(self, operands, options, stream)
             if made is not None:
                 return made
