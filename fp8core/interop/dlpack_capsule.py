@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
 from fp8core.interop.dlpack_views import target_of, view_of
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import Framework, Result, TensorView
 from fp8core.problem import HOST, Target
@@ -179,7 +180,7 @@ def in_protocol(stream: int, target: Target) -> int:
     return 0 if stream == device.LEGACY else stream
 
 
-@cache
+@only_instance
 def framework() -> DLPackExporters:
     """Return the only instance of `DLPackExporters`."""
     return DLPackExporters()

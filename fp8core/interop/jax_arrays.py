@@ -17,6 +17,7 @@ from fp8core.errors import LayoutError
 from fp8core.interop import cupy_arrays, numpy_arrays
 from fp8core.interop.dlpack_capsule import DLPackExporters
 from fp8core.interop.float8 import DLPackView
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
 from fp8core.interop.versions import OLDEST_JAX_ARRAYS, is_older
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -148,7 +149,7 @@ class Jax(DLPackExporters):
         return begin
 
 
-@cache
+@only_instance
 def framework() -> Jax:
     """Return the only instance of `Jax`.
 
