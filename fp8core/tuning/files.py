@@ -20,7 +20,7 @@ from fp8core.runtime import device
 from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
-from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
+from fp8core.tuning.values import APPLIED, Machine, Tuning, choosing, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
 LARGEST: Final = 256 << 20
@@ -145,10 +145,11 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
             return ()
         raise
     useful = [(tuning, problems) for tuning in found.tunings if (problems := tuning.problems())]
-    for tuning, problems in useful:
-        for problem in problems:
-            SCALED_MM.expect(problem, tuning.chosen.kernel, tuning.chosen.name)
-    applied([tuning for tuning, _ in useful])
+    with choosing():
+        for tuning, problems in useful:
+            for problem in problems:
+                SCALED_MM.expect(problem, tuning.chosen.kernel, tuning.chosen.name)
+            APPLIED[tuning.key] = tuning
     reasons = [f"{_lines(found.damaged)} damaged"] if found.damaged else []
     if found.tunings and not useful:
         reasons.append(_why_none(found.tunings))
