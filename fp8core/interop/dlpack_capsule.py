@@ -30,6 +30,11 @@ _ELSEWHERE: Final = {True: (dlpack.CUDA, dlpack.ROCM), False: (dlpack.CPU,)}
 """The devices whose memory the host (True), or a GPU (False), cannot access."""
 
 
+UNORDERED: Final = -1
+"""The protocol's number for an export that no stream has to wait for. (None stands for the default stream: a wait of it
+would end the capture of another stream.)"""
+
+
 class Export:
     """A capsule that nothing consumes, safe to read on a stream; versioned if its producer supports that."""
 
@@ -156,9 +161,9 @@ class DLPackExporters(ExporterFramework):
             view.held.read_on(stream, owner)
 
     def check_writable(self, x: Any, name: str) -> None:
-        """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be."""
+        """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be; no stream waits."""
         try:
-            made = Export(x, None)
+            made = Export(x, None if x.__dlpack_device__()[0] in dlpack.HOST_DEVICES else UNORDERED)
         except REFUSALS as error:
             raise LayoutError(f"{name} needs a writable array that exports itself by DLPack, got {error}") from error
         if made.read().read_only:
