@@ -126,10 +126,6 @@ class DLPackExporters(ExporterFramework):
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of ``x`` that work on CuPy's current stream may read at once."""
-        return self.view_on(x, name, None)
-
-    def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:
-        """Return a view of ``x`` that work on ``stream`` (CuPy's current one if None) may read at once."""
         try:
             kind, ordinal = (int(part) for part in x.__dlpack_device__())
             target = target_of(kind, ordinal, name)
@@ -137,10 +133,10 @@ class DLPackExporters(ExporterFramework):
             if target is HOST:
                 held = made = Export(x, None)
             else:
-                chosen = device.stream(ordinal) if stream is None else stream
+                stream = self.stream(target)
                 with device.on(ordinal):  # JAX does not restore the current device
-                    made = Export(x, in_protocol(chosen, target))
-                held = KeepAlive(made, chosen, ordinal)
+                    made = Export(x, in_protocol(stream, target))
+                held = KeepAlive(made, stream, ordinal)
             found = made.read()
             if found.device_type in _ELSEWHERE[target is HOST]:
                 raise BufferError(

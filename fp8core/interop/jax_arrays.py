@@ -65,13 +65,13 @@ class Jax(DLPackExporters):
         except (ImportError, AttributeError) as error:  # an older JAX: its arrays are only read through DLPack
             self._tracers = f"inside of jax.jit {error}"
 
-    def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:
+    def view(self, x: Any, name: str) -> TensorView:
         """Return a view of ``x``; tracers and deleted arrays are refused."""
         if isinstance(x, self._jax.core.Tracer):
             raise LayoutError(f"{name} needs memory of its own, got a tracer: {self._tracers}")
         if x.is_deleted():
             raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated")
-        return super().view_on(x, name, stream)
+        return super().view(x, name)
 
     def declared(self, x: Any, name: str) -> tuple[str, Target]:
         """Return the dtype and the device of ``x``; for a tracer, JAX's default device."""
