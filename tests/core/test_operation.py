@@ -3,13 +3,15 @@
 import gc
 import tracemalloc
 from contextlib import nullcontext
+from threading import Thread
+from weakref import WeakSet
 
 import numpy as np
 import pytest
 
 import fp8core
 from fp8core import PER_TENSOR, LayoutError
-from fp8core.core import calls, memory
+from fp8core.core import calls, memory, operation
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Operation
@@ -63,6 +65,26 @@ def test_a_framework_may_be_imported_while_another_thread_makes_a_call(monkeypat
     monkeypatch.setattr(all_close, "READING", {"first": lambda flag: imported(all_close.READING, None)})
     assert fp8core.all_close_1d(np.ones(3, np.float32))
     assert len(Operation.stand_ins) == len(all_close.READING) == 2
+
+
+def test_operations_may_be_made_while_another_thread_drops_the_calls_of_all(monkeypatch):
+    """The import of fp8core.w8a8 makes some."""
+    one, made = Operation(("x",), None), []
+    importing = Thread(target=lambda: made.append(Operation(("x",), None)))
+
+    class Interrupted(WeakSet):
+        def __iter__(self):
+            for item in super().__iter__():
+                importing.start()
+                importing.join(0.2)
+                yield item
+
+    one.cache.by_specs["key"] = "call"
+    monkeypatch.setattr(operation, "_ALL", Interrupted([one]))
+    operation.forget()
+    importing.join(30)
+    assert len(one) == 0
+    assert len(operation._ALL) == 2
 
 
 def test_a_plan_sees_no_address_and_a_launch_sees_those_of_its_call():
