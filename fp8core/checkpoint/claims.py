@@ -123,7 +123,6 @@ def section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _of_headers(headers: Iterable[Mapping[str, str]]) -> Claim:
-
     layers: dict[str, str] = {}
     for metadata in headers:
         try:

@@ -3,8 +3,10 @@
 import os
 from typing import NamedTuple
 
-from fp8core.checkpoint import Layer, open_checkpoint, plan_checkpoint
+from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import module_of
+from fp8core.checkpoint.quantizing import plan_checkpoint
+from fp8core.checkpoint.reader import open_checkpoint
 from fp8core.errors import CheckpointError
 from fp8core.tuning.shapes import Scheme
 
@@ -67,11 +69,11 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
 
 
 def _scheme_of(layer: Layer) -> Scheme:
-    if layer.granularity is None:
+    if layer.group_shape is None:
         raise CheckpointError(layer.fault())
     if layer.scheme is None:
         raise CheckpointError(
             f"{layer.weight.name} needs scales per tensor, channel or 128x128, got scales per {layer.granularity}"
-            f" of shape {layer.group_shape}"
+            f" of group shape {tuple(layer.group_shape)}"
         )
     return layer.scheme

@@ -82,14 +82,18 @@ def scale_named(output: OutputName, layer: Layer, goal: Goal, grid: tuple[int, i
     """Return the name and shape of a weight's scale in a format.
 
     Raises:
-        CheckpointError: experts are stacked in one tensor, and the format has no name for their scales.
+        CheckpointError: experts are stacked in one tensor, or the weight is none of a module, and the format has no
+            name for its scales.
     """
     if not layer.weight.name.endswith(WEIGHT) or layer.experts is not None:
         if output != "deepseek":
-            raise CheckpointError(
-                f"{layer.weight.name} needs to be the weight of one module for {output}, got experts in one tensor: "
-                "split_experts (--split-experts) splits them, and bf16 and deepseek take them stacked"
-            )
+            got = "a name without .weight: bf16 and deepseek take it"
+            if layer.experts is not None:
+                got = (
+                    "experts in one tensor: split_experts (--split-experts) splits them, "
+                    "and bf16 and deepseek take them stacked"
+                )
+            raise CheckpointError(f"{layer.weight.name} needs to be the weight of one module for {output}, got {got}")
         suffix = ".weight_scale_inv" if layer.weight.name.endswith(WEIGHT) else "_scale_inv"
         experts = () if layer.experts is None else (layer.experts,)
         return Named(layer.name + suffix, (*experts, *grid))

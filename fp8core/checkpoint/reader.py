@@ -113,48 +113,52 @@ class Checkpoint:
 
     @cached_property
     def _table(self) -> tuple[dict[str, Layer], FormatName]:
+        """The FP8 weights by the names of their modules, and the format."""
         present = self.all_tensors
         codes = (one for one in present.values() if one.dtype in FP8 and one.nbytes)
         named = (one for one in codes if not naming.is_scale(one.name) and not one.name.endswith(naming.MARKER))
         weights = [one for one in named if len(one.shape) > 1 or (self.unscaled and one.shape)]
         around = {one.name: belongings(one.name, present) for one in weights}
         name = _format_of(self.claim, weights, around, present)
-        layers: dict[str, Layer] = {}
-        for weight in weights:
-            near = around[weight.name]
-            scale, input_scale, upper, marker = (None if one is None else present[one] for one in near[:4])
-            how = None
-            if near.repeated:
-                how = None
-            elif scale is None and self.unscaled:
-                how = Grouping("tensor", PER_TENSOR, (1, 1))
-            elif scale is not None and scale.dtype in SCALES:
-                how = grouping(
-                    weight.name,
-                    weight.shape,
-                    scale.shape,
-                    scale.dtype,
-                    self.claim.group_shape,
-                    self.source.config,
-                    blocks=self.claim.granularities == {"block"},
-                )
-            experts = matrices(weight.name, weight.shape).experts
-            module = naming.module_of(weight.name)
-            layers[module] = Layer(
-                name=module,
-                weight=weight,
-                scale=scale,
-                granularity=None if how is None else how.granularity,
-                group_shape=None if how is None else how.group_shape,
-                scale_shape=() if how is None else (*(() if experts is None else (experts,)), *how.scale_shape),
-                widths=() if how is None else how.widths,
-                input_scale=input_scale,
-                input_scale_ub=upper,
-                marker=marker,
-                format=name,
-                repeated=near.repeated,
-            )
-        return layers, name
+        layers = [self._layer(weight, around[weight.name], name) for weight in weights]
+        return {layer.name: layer for layer in layers}, name
+
+    def _layer(self, weight: Tensor, near: naming.Belongings, name: FormatName) -> Layer:
+        """Return the layer of a weight, whose belongings are ``near``, in the format ``name``."""
+        present = self.all_tensors
+        scale, input_scale, upper, marker = (None if one is None else present[one] for one in near[:4])
+        how = None if near.repeated else self._grouping(weight, scale)
+        experts = matrices(weight.name, weight.shape).experts
+        return Layer(
+            name=naming.module_of(weight.name),
+            weight=weight,
+            scale=scale,
+            granularity=None if how is None else how.granularity,
+            group_shape=None if how is None else how.group_shape,
+            scale_shape=() if how is None else (*(() if experts is None else (experts,)), *how.scale_shape),
+            widths=() if how is None else how.widths,
+            input_scale=input_scale,
+            input_scale_ub=upper,
+            marker=marker,
+            format=name,
+            repeated=near.repeated,
+        )
+
+    def _grouping(self, weight: Tensor, scale: Tensor | None) -> Grouping | None:
+        """Return the groups of a weight that share a number of its scale, or None if nothing says which."""
+        if scale is None:
+            return Grouping("tensor", PER_TENSOR, (1, 1)) if self.unscaled else None
+        if scale.dtype not in SCALES:
+            return None
+        return grouping(
+            weight.name,
+            weight.shape,
+            scale.shape,
+            scale.dtype,
+            self.claim.group_shape,
+            self.source.config,
+            blocks=self.claim.granularities == {"block"},
+        )
 
 
 def _is_zero(tensor: Tensor) -> bool:

@@ -85,7 +85,7 @@ def pending_folder(path: Path) -> Iterator[Path]:
             _lock(handle, temporary)
             yield temporary
         finally:
-            os.close(handle)
+            _close(handle)
     finally:
         if temporary.exists():
             shutil.rmtree(temporary)
@@ -169,7 +169,7 @@ def remove(left: Leftover) -> bool:
         else:
             left.path.unlink()
     finally:
-        os.close(handle)
+        _close(handle)
     return True
 
 
@@ -194,9 +194,14 @@ def _busy(path: Path) -> bool:
     except OSError:  # it is gone meanwhile, or may not be opened
         return True
     try:
-        locked = try_lock(handle)
-        if locked:
-            unlock(handle)  # closing is not enough: a child that was forked meanwhile has the file open, too
-        return not locked
+        return not try_lock(handle)
+    finally:
+        _close(handle)
+
+
+def _close(handle: int) -> None:
+    """Close a file or folder, and end its lock: a child that was forked meanwhile has it open, too."""
+    try:
+        unlock(handle)
     finally:
         os.close(handle)

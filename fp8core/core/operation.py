@@ -21,6 +21,7 @@ from fp8core.core.shortcuts import repeat, shortcut
 from fp8core.core.signature import offsets
 from fp8core.core.specs import TensorSpec, spec_of
 from fp8core.errors import DTypeError, ScaleError
+from fp8core.forks import ForkSafeLock
 from fp8core.interop import Framework, TensorView, eager_only
 from fp8core.interop.tensor import fill_number
 
@@ -76,7 +77,8 @@ class Operation:
         self.in_place, self.numbers, self.returned = in_place, numbers, returned
         self.cache = CallCache()
         self._interned: dict[Hashable, Interned] = {}
-        _ALL.add(self)
+        with _LISTING.held:
+            _ALL.add(self)
 
     def interned(self, options: Hashable) -> Interned:
         """Return the object to pass instead of ``options`` in repeated calls: the same one for all equal options."""
@@ -196,7 +198,7 @@ class Operation:
     ) -> tuple[Sequence[Any], Any] | None:
         """Return the result of the call if a framework's stand-in makes it, otherwise None."""
         first = self.stand_ins_of.get(type(operands[0]))
-        for stand_in in self.stand_ins.values() if first is None else (first,):
+        for stand_in in tuple(self.stand_ins.values()) if first is None else (first,):
             made = stand_in(self, operands, options, stream)
             if made is not None:
                 return made
@@ -247,14 +249,18 @@ def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
 
 under_way.register(Operation._general.__code__, _given_to)
 _ALL: Final[WeakSet[Operation]] = WeakSet()
+_LISTING: Final = ForkSafeLock()
+"""Of `_ALL`."""
 _forgotten = 0
 
 
 def forget() -> None:
     """Drop the planned calls of every operation, because the choice of kernels has changed."""
     global _forgotten  # noqa: PLW0603 - programs that are kept elsewhere compare it
-    _forgotten += 1
-    for operation in list(_ALL):
+    with _LISTING.held:
+        _forgotten += 1
+        operations = list(_ALL)
+    for operation in operations:
         operation.forget()
 
 

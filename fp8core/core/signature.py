@@ -13,7 +13,7 @@ from operator import or_
 from typing import Any, Final
 
 from fp8core.core.specs import ALIGNMENT
-from fp8core.interop import Framework, framework_of
+from fp8core.interop import Framework, framework_of, owner_of
 from fp8core.interop.float8 import Float8Array
 
 NUMBERS_KEPT: Final = 16_384
@@ -50,8 +50,7 @@ def offsets(addresses: Sequence[int]) -> tuple[int, ...] | None:
 
 def _framework_of_all(operands: Sequence[Any]) -> Framework | None:
     """Return the framework of all operands; None if there are several, whose streams each call has to wait for."""
-    memories = [x.codes if isinstance(x, Float8Array) else x for x in operands if x is not None]
-    found = {framework_of(type(memory)) for memory in memories}
+    found = {owner_of(x)[1] for x in operands if x is not None}
     return found.pop() if len(found) == 1 else None
 
 

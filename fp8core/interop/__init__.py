@@ -34,6 +34,7 @@ __all__ = [
     "framework_of",
     "order_after",
     "order_before",
+    "owner_of",
     "reinterpret",
     "scalar",
     "stream_address",
@@ -135,21 +136,22 @@ def _reader(cls: type) -> Any:
     return None if framework is None else framework.view
 
 
-def _storage_of(x: Any) -> Any:
-    return x.codes if isinstance(x, Float8Array) else x
+def owner_of(x: Any) -> tuple[Any, Framework | None]:
+    """Return the array that owns the memory of ``x`` (for a Float8Array that of its bytes), and its framework."""
+    memory = x.codes if isinstance(x, Float8Array) else x
+    return memory, framework_of(type(memory))
 
 
 def check_writable(x: Any, name: str) -> None:
     """Raise LayoutError if ``x`` must not be written to."""
-    memory = _storage_of(x)
-    framework = framework_of(type(memory))
+    memory, framework = owner_of(x)
     if framework is not None:
         framework.check_writable(memory, name)
 
 
 def reinterpret(x: Any, dtype: str) -> Any:
     """Return an array of the same framework over the memory of ``x``, with the one-byte dtype ``dtype``."""
-    framework = framework_of(type(_storage_of(x)))
+    _, framework = owner_of(x)
     assert framework is not None
     return framework.reinterpret(x, dtype)
 
@@ -157,6 +159,6 @@ def reinterpret(x: Any, dtype: str) -> Any:
 def wrote(arrays: Iterable[Any]) -> None:
     """Tell the frameworks of ``arrays`` that these were written in place."""
     for x in arrays:
-        framework = framework_of(type(_storage_of(x)))
+        _, framework = owner_of(x)
         if framework is not None and framework.wrote is not None:
             framework.wrote((x,))

@@ -1,11 +1,11 @@
 """Arrays that offer ``__cuda_array_interface__`` and no DLPack: those of numba and PyCUDA, among others."""
 
-from functools import cache
 from typing import Any, Final
 
 from fp8core.errors import LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.dlpack_capsule import ExporterFramework, KeepAlive
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, check_memory, in_elements, refused_dtype
 from fp8core.problem import ITEMSIZE
@@ -97,7 +97,7 @@ def ordinal_of(pointer: int) -> int:
     return int(device.cupy().cuda.runtime.pointerGetAttributes(pointer).device)
 
 
-@cache
+@only_instance
 def framework() -> CudaArray:
     """Return the only instance of `CudaArray`."""
     return CudaArray()

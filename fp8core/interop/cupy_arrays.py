@@ -1,13 +1,14 @@
 """Interop with CuPy, and with Float8Array, which stands for the FP8 arrays that CuPy does not have."""
 
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fp8core.interop import numpy_arrays
 from fp8core.interop.float8 import DTYPES, Float8Array
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.tensor import (
     Allocator,
     Framework,
@@ -102,7 +103,7 @@ def _allocating(target: Target, stream: int | None) -> AbstractContextManager[ob
     return device.on(target.device) if device.current() != target.device else nullcontext()
 
 
-@cache
+@only_instance
 def framework() -> Cupy:
     """Return the only instance of `Cupy`."""
     return Cupy()

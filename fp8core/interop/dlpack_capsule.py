@@ -2,13 +2,14 @@
 
 import sys
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any, Final
 
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
 from fp8core.interop.dlpack_views import target_of, view_of
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import Framework, Result, TensorView
 from fp8core.problem import HOST, Target
@@ -27,6 +28,11 @@ export is lost, and the process aborts when the array is freed."""
 
 _ELSEWHERE: Final = {True: (dlpack.CUDA, dlpack.ROCM), False: (dlpack.CPU,)}
 """The devices whose memory the host (True), or a GPU (False), cannot access."""
+
+
+UNORDERED: Final = -1
+"""The protocol's number for an export that no stream has to wait for. (None stands for the default stream: a wait of it
+would end the capture of another stream.)"""
 
 
 class Export:
@@ -120,10 +126,6 @@ class DLPackExporters(ExporterFramework):
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of ``x`` that work on CuPy's current stream may read at once."""
-        return self.view_on(x, name, None)
-
-    def view_on(self, x: Any, name: str, stream: int | None) -> TensorView:
-        """Return a view of ``x`` that work on ``stream`` (CuPy's current one if None) may read at once."""
         try:
             kind, ordinal = (int(part) for part in x.__dlpack_device__())
             target = target_of(kind, ordinal, name)
@@ -131,10 +133,10 @@ class DLPackExporters(ExporterFramework):
             if target is HOST:
                 held = made = Export(x, None)
             else:
-                chosen = device.stream(ordinal) if stream is None else stream
+                stream = self.stream(target)
                 with device.on(ordinal):  # JAX does not restore the current device
-                    made = Export(x, in_protocol(chosen, target))
-                held = KeepAlive(made, chosen, ordinal)
+                    made = Export(x, in_protocol(stream, target))
+                held = KeepAlive(made, stream, ordinal)
             found = made.read()
             if found.device_type in _ELSEWHERE[target is HOST]:
                 raise BufferError(
@@ -155,9 +157,9 @@ class DLPackExporters(ExporterFramework):
             view.held.read_on(stream, owner)
 
     def check_writable(self, x: Any, name: str) -> None:
-        """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be."""
+        """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be; no stream waits."""
         try:
-            made = Export(x, None)
+            made = Export(x, None if x.__dlpack_device__()[0] in dlpack.HOST_DEVICES else UNORDERED)
         except REFUSALS as error:
             raise LayoutError(f"{name} needs a writable array that exports itself by DLPack, got {error}") from error
         if made.read().read_only:
@@ -179,7 +181,7 @@ def in_protocol(stream: int, target: Target) -> int:
     return 0 if stream == device.LEGACY else stream
 
 
-@cache
+@only_instance
 def framework() -> DLPackExporters:
     """Return the only instance of `DLPackExporters`."""
     return DLPackExporters()

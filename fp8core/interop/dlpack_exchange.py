@@ -5,12 +5,13 @@ The table of functions is DLPackExchangeAPI of dlpack.h 1.2; all of its function
 
 import ctypes
 from collections.abc import Callable
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, Final
 
 from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.dlpack_views import target_of, view_of
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import Framework, Result, TensorView
 from fp8core.problem import HOST, Target
@@ -188,7 +189,7 @@ def _permute(tensor: dlpack.Tensor, order: tuple[int, ...]) -> None:
         tensor.shape[axis], tensor.strides[axis] = extents[position], steps[position]
 
 
-@cache
+@only_instance
 def framework(cls: type) -> Exchange:
     """Return the framework of the arrays of type ``cls``."""
     return Exchange(cls)

@@ -5,10 +5,14 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, Final, TypeVar
 
+from fp8core.forks import ForkSafeLock
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _CODES: Final[dict[CodeType, str]] = {}
 """Actions for the frames of marked functions that torch.compile has not been told yet."""
+_TELLING: Final = ForkSafeLock()
+"""Of the thread that tells them: others wait, as they are about to compile."""
 
 
 def eager_only(function: F) -> F:
@@ -26,8 +30,9 @@ def eager_only(function: F) -> F:
 def traceable(function: Callable[..., Any]) -> None:
     """Remove the mark of `eager_only`: torch.compile traces calls of the function, and the function itself."""
     _unmark(function)
-    _CODES[function.__code__] = "DEFAULT"
-    skip_frames()
+    with _TELLING.held:
+        _CODES[function.__code__] = "DEFAULT"
+        skip_frames()
 
 
 def stand_in(function: Callable[..., Any], other: Callable[..., Any]) -> None:
@@ -50,16 +55,17 @@ def skip_frames() -> None:
     skipped.
     """
     dynamo: Any = sys.modules.get("torch._dynamo")
-    if dynamo is None or not _CODES:
+    frames: Any = getattr(dynamo, "eval_frame", None)  # none yet if another thread is importing it
+    if frames is None or not _CODES:
         return
-    codes = [_CODES.popitem() for _ in range(len(_CODES))]
-    frames = dynamo.eval_frame
-    strategy = getattr(frames, "FrameExecStrategy", None)
-    if strategy is None:  # torch before 2.8 only has a rule for all files of a package
-        dynamo.trace_rules.add(__name__.partition(".")[0])
-        return
-    for code, action in codes:
-        frames.set_code_exec_strategy(code, strategy(getattr(frames.FrameAction, action), frames.FrameAction.SKIP))
+    strategy: Any = getattr(frames, "FrameExecStrategy", None)
+    with _TELLING.held:
+        if strategy is None:  # torch before 2.8 only has a rule for all files of a package
+            dynamo.trace_rules.add(__name__.partition(".")[0])
+            _CODES.clear()
+        for code, action in list(_CODES.items()):
+            frames.set_code_exec_strategy(code, strategy(getattr(frames.FrameAction, action), frames.FrameAction.SKIP))
+            _CODES.pop(code, None)  # now, so that Ctrl-C loses none
 
 
 skip_frames._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run by torch.compile while it traces

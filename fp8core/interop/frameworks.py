@@ -1,11 +1,28 @@
 """Finds the framework of an array, through the modules already in `sys.modules`; never imports a framework."""
 
 import sys
-from typing import Final
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Final, ParamSpec, TypeVar
 
 from fp8core.interop.tensor import Framework
 
+P = ParamSpec("P")
+F = TypeVar("F", bound=Framework)
 _FOUND: Final[dict[type, Framework | None]] = {}
+
+
+def only_instance(make: Callable[P, F]) -> Callable[P, F]:
+    """Cache what ``make`` returns, like `functools.cache`; threads that call it at once get one and the same framework.
+
+    Frameworks are compared by identity: arrays of two instances would be ordered like those of two frameworks.
+    """
+    made: dict[Any, F] = {}
+
+    def first(*arguments: P.args, **keywords: P.kwargs) -> F:
+        return made.setdefault(arguments, make(*arguments, **keywords))
+
+    return cache(first)  # type: ignore[return-value]
 
 
 def framework_of(cls: type) -> Framework | None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop.float8 import Float8Array
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.tensor import (
     Framework,
     Result,
@@ -103,7 +104,7 @@ class Numpy(Framework):
             raise LayoutError(f"{name} needs to be writable, got a read-only array")
 
 
-@cache
+@only_instance
 def framework() -> Numpy:
     """Return the only instance of `Numpy`."""
     return Numpy()

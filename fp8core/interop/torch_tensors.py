@@ -9,6 +9,7 @@ from typing import Any
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.eager import skip_frames
+from fp8core.interop.frameworks import only_instance
 from fp8core.interop.tensor import (
     Allocator,
     Framework,
@@ -269,7 +270,7 @@ def _increment(torch: Any) -> Callable[[tuple[Any, ...]], None]:
     return increment
 
 
-@cache
+@only_instance
 def framework() -> Torch:
     """Return the only instance of `Torch`."""
     return Torch(sys.modules["torch"])

@@ -126,7 +126,7 @@ class Platform:
                 if call.scratch_bytes > (room or 0):
                     raise BackendError(
                         f"the program needs {call.scratch_bytes} bytes of scratch on {call.target}, got {room}:"
-                        " it was made for another device, compile it again"
+                        " it was made for another device, by another release or with other tunings: compile it again"
                     )
                 call = self.ready.setdefault(key, call)
         return call

@@ -31,8 +31,8 @@ class _Arena:
 
     def __init__(self, graph: int) -> None:
         self.owners: list[Any] = []
-        self.scratch: dict[int, tuple[int, int]] = {}
-        """By stream: address and size of its scratch."""
+        self.scratch: dict[tuple[int, int, object], tuple[int, int]] = {}
+        """By `_stream_of`: address and size of the stream's scratch."""
         self._gone = _semaphore()
         _retain(graph, self._gone)
 
@@ -67,14 +67,14 @@ def scratch(nbytes: int, target: Target, stream: int) -> int:
     Launches on one stream run in order, also in a graph, so one scratch serves all launches of a capture on a stream.
     """
     with _LOCK:
-        arena = _arena_of(stream)
-        pointer, size = arena.scratch.get(stream, (0, 0))
+        arena, own = _arena_of(stream), _stream_of(stream, target)
+        pointer, size = arena.scratch.get(own, (0, 0))
         if size < nbytes or not pointer:
             # Requests grow in the course of a model: with doubling, all scratches of a stream together take less than
             # twice the size of the last one.
             size = max(nbytes, 2 * size, ALIGNMENT)
             pointer = _allocate(arena, size, target)
-            arena.scratch[stream] = pointer, size
+            arena.scratch[own] = pointer, size
         return pointer
 
 
@@ -86,6 +86,11 @@ def sweep() -> None:
         for number, _ in gone:
             _ARENAS.pop(number, None)
     del gone
+
+
+def _stream_of(stream: int, target: Target) -> tuple[int, int, object]:
+    """Return what identifies a stream: its handle may be that of the default stream of each thread, on any device."""
+    return target.device, stream, threading.current_thread() if stream == device.PER_THREAD else None
 
 
 def _arena_of(stream: int) -> _Arena:

@@ -25,6 +25,8 @@ class Table(Generic[P]):
         self._plans: dict[tuple[Any, ...], Any] = {}
         self._tuned: dict[P, Choice] = {}
         self._expected: dict[P, tuple[str, str]] = {}
+        self._changes = 0
+        """Counts the changes that may have made plans outdated. A plan is not kept if one came while it was made."""
         self._lock = ForkSafeLock()
         self.before: Callable[[P], bool] | None = None
         """Called with the problem before each choice, until it has read what was tuned in another process and returns
@@ -43,18 +45,23 @@ class Table(Generic[P]):
         return launch if launch is not None else self._prepare(key)
 
     def _prepare(self, key: tuple[Any, ...]) -> Any:
-        problem = self.problem(*key)
+        problem, changes = self.problem(*key), self._changes
         choice = self.choice(problem)
         if choice is None:
             raise UnsupportedProblemError(f"no kernel can run {self.explain(problem)}")
         launch = self.planned(problem, choice)
-        if len(self._plans) >= PLANS_KEPT:
-            self._plans.clear()
-        return self._plans.setdefault(key, launch)
+        with self._lock.held:
+            if self._changes != changes:
+                return launch
+            if len(self._plans) >= PLANS_KEPT:
+                self._plans.clear()
+            return self._plans.setdefault(key, launch)
 
     def forget(self) -> None:
         """Drop all plans, because another table that they depend on has changed."""
-        self._plans.clear()
+        with self._lock.held:
+            self._changes += 1
+            self._plans.clear()
 
     def kernel(self, name: str) -> Kernel:
         """Return the row called ``name``."""
@@ -149,9 +156,10 @@ class Table(Generic[P]):
 
     def expect(self, problem: P, kernel: str, algorithm: str) -> None:
         """Choose the candidate with these names for ``problem``; it is looked up when the problem is first planned."""
-        self._expected[problem] = kernel, algorithm
-        self._tuned.pop(problem, None)
-        self._plans.pop(problem, None)
+        with self._lock.held:
+            self._expected[problem] = kernel, algorithm
+            self._tuned.pop(problem, None)
+            self._drop_plan(problem)
 
     def prefer(self, problem: P, choice: Choice) -> None:
         """Choose one of its candidates for ``problem`` from now on, whatever the ranking.
@@ -163,8 +171,14 @@ class Table(Generic[P]):
             raise UnsupportedProblemError(
                 f"{choice.kernel} has no algorithm {choice.algorithm} for {self.explain(problem)}"
             )
-        self._expected.pop(problem, None)
-        self._tuned[problem] = choice
+        with self._lock.held:
+            self._expected.pop(problem, None)
+            self._tuned[problem] = choice
+            self._drop_plan(problem)
+
+    def _drop_plan(self, problem: P) -> None:
+        """Drop the plan of a problem, also one that another thread is making; the caller has changed the choice."""
+        self._changes += 1
         self._plans.pop(problem, None)
 
     def explain(self, problem: P) -> Explanation:

@@ -20,7 +20,7 @@ from fp8core.runtime import device
 from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
-from fp8core.tuning.values import APPLIED, Machine, Tuning, applied, machine
+from fp8core.tuning.values import APPLIED, Machine, Tuning, choosing, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
 LARGEST: Final = 256 << 20
@@ -116,8 +116,8 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
     """Make products run the kernel that, by a file, was the fastest for them on such a machine.
 
     A tuning is used if the GPU, driver, BLAS library, fp8core and its kernels are the ones that were timed; it is then
-    used on all devices of that kind. It replaces an earlier tuning of the same product. Nothing else should use the
-    same products meanwhile.
+    used on all devices of that kind. It replaces an earlier tuning of the same product. A call that another thread
+    makes meanwhile may still run the former kernel.
 
     Args:
         path: the file. None means the default of `save_tunings`, which may be missing.
@@ -145,10 +145,11 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
             return ()
         raise
     useful = [(tuning, problems) for tuning in found.tunings if (problems := tuning.problems())]
-    for tuning, problems in useful:
-        for problem in problems:
-            SCALED_MM.expect(problem, tuning.chosen.kernel, tuning.chosen.name)
-    applied([tuning for tuning, _ in useful])
+    with choosing():
+        for tuning, problems in useful:
+            for problem in problems:
+                SCALED_MM.expect(problem, tuning.chosen.kernel, tuning.chosen.name)
+            APPLIED[tuning.key] = tuning
     reasons = [f"{_lines(found.damaged)} damaged"] if found.damaged else []
     if found.tunings and not useful:
         reasons.append(_why_none(found.tunings))

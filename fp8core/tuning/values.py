@@ -3,7 +3,8 @@
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import Granularity, ScaledMm, Target
 from fp8core.runtime import device, sources
+from fp8core.table import Choice
 from fp8core.tuning.typed import typed
 
 
@@ -156,24 +158,30 @@ class Tuning:
     def apply(self) -> None:
         """Make all calls with this problem run the chosen kernel, on every device like the timed one.
 
-        Nothing else should use the same problem meanwhile: it may still get the former kernel.
+        A call that another thread makes meanwhile may still run the former kernel.
 
         Raises:
             TuningError: the GPU, its driver, the BLAS library or fp8core differs from that of the times.
-            UnsupportedProblemError: the chosen kernel or algorithm is not available here.
+            UnsupportedProblemError: the chosen kernel or algorithm is not available here, and nothing has changed.
         """
         problems = self.problems()
         if not problems:
             here = [machine(device.target(i)) for i in range(device.count())]
             raise TuningError(f"the tuning needs {self.machine}, got {here or 'no such device'}")
-        for problem in problems:
-            choice = SCALED_MM.numbered(problem, self.chosen.kernel, self.chosen.name)
-            if choice is None:
-                raise UnsupportedProblemError(
-                    f"{self.chosen.kernel} has no algorithm {self.chosen.name or 0} for {SCALED_MM.explain(problem)}"
-                )
-            SCALED_MM.prefer(problem, choice)
-        applied([self])
+        choices = {problem: self._choice(problem) for problem in problems}
+        with choosing():
+            for problem, choice in choices.items():
+                SCALED_MM.prefer(problem, choice)
+            APPLIED[self.key] = self
+
+    def _choice(self, problem: ScaledMm) -> Choice:
+        """Return the chosen kernel and algorithm as the table has them here."""
+        choice = SCALED_MM.numbered(problem, self.chosen.kernel, self.chosen.name)
+        if choice is None:
+            raise UnsupportedProblemError(
+                f"{self.chosen.kernel} has no algorithm {self.chosen.name or 0} for {SCALED_MM.explain(problem)}"
+            )
+        return choice
 
     def to_json(self) -> str:
         """Return the tuning as one line, which begins with a checksum."""
@@ -217,11 +225,14 @@ APPLIED: Final[dict[tuple[Machine, ScaledMm], Tuning]] = {}
 """The tunings of this process, which can be saved: for each product the one tuned or loaded last."""
 
 
-def applied(tunings: Sequence[Tuning]) -> None:
-    """Remember tunings that the table has, and drop all planned calls."""
-    APPLIED.update((tuning.key, tuning) for tuning in tunings)
-    LINEAR.forget()
-    forget()
+@contextmanager
+def choosing() -> Iterator[None]:
+    """Drop all planned calls after a block that changes choices of the table, however the block ends."""
+    try:
+        yield
+    finally:
+        LINEAR.forget()
+        forget()
 
 
 def checksum(fields: dict[str, Any]) -> str:

@@ -44,6 +44,14 @@ def test_as_fp8_the_codes_stay_and_scales_of_one_join_them(tmp_path, cast, to):
     assert torch.equal(found["double_blocks.0.up.bias"], cast["double_blocks.0.up.bias"].bfloat16())
 
 
+def test_a_matrix_that_is_no_modules_weight_is_refused_by_its_name(tmp_path):
+    save_file({"pos_embed": torch.ones(16, 32).to(torch.float8_e4m3fn)}, tmp_path / "in.safetensors")
+    for to, wanted in (("comfyui", "for comfyui"), ("channel", "for compressed-tensors")):
+        with pytest.raises(CheckpointError, match=rf"pos_embed needs .* {wanted}, got a name without \.weight"):
+            convert_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", to=to, unscaled=True)
+    convert_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", to="deepseek", unscaled=True)
+
+
 def test_the_commands_have_the_option(tmp_path, cast, capsys, monkeypatch):
     fp8core = runner(capsys, monkeypatch)
     source = tmp_path / "in.safetensors"

@@ -3,16 +3,19 @@
 import gc
 import tracemalloc
 from contextlib import nullcontext
+from threading import Thread
+from weakref import WeakSet
 
 import numpy as np
 import pytest
 
 import fp8core
 from fp8core import PER_TENSOR, LayoutError
-from fp8core.core import calls, memory
+from fp8core.core import calls, memory, operation
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Operation
+from fp8core.ops import all_close
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import Target
 from support.engines import fresh, fresh_fp8, fresh_scale
@@ -48,6 +51,40 @@ def test_each_alignment_of_each_operand_is_a_call_of_its_own():
             recorder.run((at(one), at(two)), None)
     seen = [tuple(spec.alignment for spec in operands) for operands, _ in recorder.described]
     assert seen == [(min(one or 32, 32), min(two or 32, 32)) for one, two in [(a & -a, b & -b) for a, b in pairs]]
+
+
+def test_a_framework_may_be_imported_while_another_thread_makes_a_call(monkeypatch):
+    """The import of its sub-package adds a stand-in, as a first array of JAX does."""
+
+    def imported(kind, found):
+        kind["later"] = lambda *_: None
+        return found
+
+    first = {"first": lambda *_: imported(Operation.stand_ins, None)}
+    monkeypatch.setattr(Operation, "stand_ins", first)
+    monkeypatch.setattr(all_close, "READING", {"first": lambda flag: imported(all_close.READING, None)})
+    assert fp8core.all_close_1d(np.ones(3, np.float32))
+    assert len(Operation.stand_ins) == len(all_close.READING) == 2
+
+
+def test_operations_may_be_made_while_another_thread_drops_the_calls_of_all(monkeypatch):
+    """The import of fp8core.w8a8 makes some."""
+    one, made = Operation(("x",), None), []
+    importing = Thread(target=lambda: made.append(Operation(("x",), None)))
+
+    class Interrupted(WeakSet):
+        def __iter__(self):
+            for item in super().__iter__():
+                importing.start()
+                importing.join(0.2)
+                yield item
+
+    one.cache.by_specs["key"] = "call"
+    monkeypatch.setattr(operation, "_ALL", Interrupted([one]))
+    operation.forget()
+    importing.join(30)
+    assert len(one) == 0
+    assert len(operation._ALL) == 2
 
 
 def test_a_plan_sees_no_address_and_a_launch_sees_those_of_its_call():

@@ -185,6 +185,7 @@ def test_operands_of_two_frameworks_that_have_signatures_are_viewed_each_time(mo
     monkeypatch.setitem(signature._READERS, Other, lambda _: (64, "as ever"))
     frameworks = {torch.Tensor: interop.framework_of(torch.Tensor), Other: Other}
     monkeypatch.setattr(signature, "framework_of", frameworks.get)
+    monkeypatch.setattr(signature, "owner_of", lambda x: (x, frameworks[type(x)]))
     cache = CallCache()
     assert cache.of_signature((Other(),))[1] is cache.of_signature((Other(),))[1]
     assert [cache.of_signature(pair) for pair in [(matrix(), Other()), (Other(), matrix())] * 2] == [None] * 4

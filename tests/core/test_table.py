@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 import fp8core
 from fp8core.errors import UnsupportedProblemError
 from fp8core.table import COLUMNS, Choice, Kernel, Refusal, Requirement, Table, Unknown
+from support.threads import in_time
 
 
 class Problem(NamedTuple):
@@ -170,6 +172,46 @@ def test_what_is_expected_is_looked_for_when_the_problem_is_met():
     t.prefer(Problem(10), Choice("decode"))
     t.expect(Problem(10), "library", "y")  # what comes last counts
     assert t.plan(Problem(10)) == ("library", Problem(10), 1)
+
+
+class Interrupted:
+    """A table of two kernels; another thread changes something while the first one is planned or asked, but once."""
+
+    def __init__(self):
+        self.change = lambda: None
+        self.made = "old"
+        slow = Kernel("slow", (), lambda p: (self.made, self.once())[0], algorithms=lambda p: ("", self.once())[:1])
+        self.table = Table("table", Problem, slow, Kernel("other", (), lambda p: "other"))
+
+    def once(self):
+        change, self.change = self.change, lambda: None
+        change()
+
+
+@pytest.mark.parametrize("change", ["prefer", "expect", "forget"])
+def test_a_plan_is_not_kept_if_the_choice_changed_while_it_was_made(change):
+    """Compiling takes seconds: another thread may tune the problem meanwhile, or another table that the plan needs."""
+    of = Interrupted()
+    changes = {
+        "prefer": lambda: of.table.prefer(Problem(2), Choice("other")),
+        "expect": lambda: of.table.expect(Problem(2), "other", ""),
+        "forget": lambda: (setattr(of, "made", "new"), of.table.forget()),
+    }
+    of.change = lambda: in_time(changes[change])
+    assert of.table.plan(Problem(2)) == "old"
+    wanted = "new" if change == "forget" else "other"
+    assert of.table.plan(Problem(2)) == of.table.plan(Problem(2)) == wanted
+    assert len(of.table) == 1
+
+
+def test_a_tuning_wins_over_a_file_that_is_looked_up_meanwhile():
+    of = Interrupted()
+    tunes = Thread(target=lambda: of.table.prefer(Problem(2), Choice("other")))
+    of.table.expect(Problem(2), "slow", "")
+    of.change = lambda: (tunes.start(), tunes.join(0.2))
+    assert of.table.choice(Problem(2)) == ("slow", 0)
+    tunes.join(30)
+    assert of.table.choice(Problem(2)) == ("other", 0)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")

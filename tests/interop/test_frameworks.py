@@ -2,8 +2,10 @@
 
 import gc
 import itertools
+import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -46,6 +48,18 @@ def test_a_result_is_the_memory_that_was_written(framework, dtype, shape):
     assert (seen.dtype, seen.shape) == (dtype, shape)
     assert seen.framework.name == ("numpy" if framework == "dlpack" else framework)
     assert 0 in shape or seen.pointer == result.pointer
+
+
+def test_threads_that_meet_a_framework_at_once_get_the_same(framework, monkeypatch):
+    """With two of them, arrays of one framework would seem to be of two, and be viewed and ordered in every call."""
+    maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
+    find, both, make = sys.modules[type(maker).__module__].framework, Barrier(2), type(maker).__init__
+    find.cache_clear()
+    monkeypatch.setattr(type(maker), "__init__", lambda self, *given: (both.wait(30), make(self, *given))[1])
+    with ThreadPoolExecutor(2) as threads:
+        made = [job.result() for job in [threads.submit(find) for _ in range(2)]]
+    assert made == [maker, maker]
+    assert find() is maker
 
 
 def test_a_result_can_have_strides(framework):

@@ -53,6 +53,14 @@ def test_pinned_memory_of_rocm_is_the_hosts(rocm):
     assert x.streams == [None]
 
 
+@pytest.mark.parametrize(("kind", "stream"), [(dlpack.ROCM, -1), (dlpack.CUDA, -1), (dlpack.ROCM_HOST, None)])
+def test_no_stream_waits_for_the_question_whether_an_array_is_writable(kind, stream):
+    """Without a number the producer orders the default stream, which would end a capture of another stream."""
+    x = Tensor(kind)
+    interop.check_writable(x, "out")
+    assert x.streams == [stream]
+
+
 def test_streams_by_number_are_rocms(rocm):
     assert dlpack_capsule.in_protocol(0, MI300) == 0
     assert dlpack_capsule.in_protocol(1, MI300) == 0

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import fp8core
-from fp8core.core.operation import Operation
+from fp8core.core.operation import Operation, times_forgotten
 from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
-from fp8core.table import Choice
-from fp8core.tuning import MARGIN, Timed, Tuning, timed
+from fp8core.table import Choice, Table
+from fp8core.tuning import MARGIN, Timed, Tuning, timed, values
 from fp8core.tuning.values import checksum
 from support.blaslt_fixtures import built  # noqa: F401
 from support.blaslt_tools import H200, problem
@@ -230,6 +230,31 @@ def test_an_algorithm_is_found_by_its_name_wherever_it_stands(stub):
     gone = replace(found, chosen=found.chosen._replace(name="0123"))
     with pytest.raises(UnsupportedProblemError, match="cublaslt has no algorithm 0123 for ScaledMm"):
         gone.apply()
+
+
+def test_a_tuning_that_one_device_cannot_take_is_applied_to_none(stub, monkeypatch):
+    found, numbered = timed(PROBLEM, saying(9.0, 5.0)), Table.numbered
+    monkeypatch.setattr(Table, "numbered", lambda *asked: None if asked[1].target.device else numbered(*asked))
+    with pytest.raises(UnsupportedProblemError, match="cublaslt has no algorithm"):
+        found.apply()
+    assert not SCALED_MM._tuned
+    assert not values.APPLIED
+
+
+def test_calls_that_were_planned_are_dropped_even_if_applying_is_interrupted(stub, monkeypatch):
+    """Some of the devices have the new choice then."""
+    found, prefer, before = timed(PROBLEM, saying(9.0, 5.0)), Table.prefer, times_forgotten()
+
+    def interrupted(table, problem, choice):
+        if SCALED_MM._tuned:
+            raise KeyboardInterrupt
+        prefer(table, problem, choice)
+
+    monkeypatch.setattr(Table, "prefer", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        found.apply()
+    assert SCALED_MM._tuned
+    assert times_forgotten() > before
 
 
 def test_a_digit_that_was_changed_is_noticed(stub):

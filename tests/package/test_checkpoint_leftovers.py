@@ -70,6 +70,39 @@ def test_what_is_being_written_is_locked(tmp_path, source):
     assert all(left.busy for left in seen)
 
 
+@pytest.fixture
+def forked(monkeypatch):
+    """Open files stay open elsewhere, as in a child that another thread forks; and no folder can be removed."""
+    opened, kept = os.open, []
+
+    def open_twice(*arguments, **options):
+        kept.append(os.dup(handle := opened(*arguments, **options)))
+        return handle
+
+    def refused(path):
+        raise PermissionError(1, "not permitted", str(path))
+
+    monkeypatch.setattr(os, "open", open_twice)
+    monkeypatch.setattr(replacing.shutil, "rmtree", refused)
+    yield
+    for handle in kept:
+        os.close(handle)
+
+
+def test_what_could_not_be_removed_is_not_locked_by_a_child(tmp_path, forked):
+    left = leftover(tmp_path)
+    (found,) = replacing.leftovers(tmp_path / "out")
+    with pytest.raises(PermissionError):
+        replacing.remove(found)
+    assert replacing.leftovers(tmp_path / "out") == [(left, False)]
+
+
+def test_a_new_folder_that_could_not_be_removed_is_not_locked_by_a_child(tmp_path, forked):
+    with pytest.raises(PermissionError), replacing.pending_folder(tmp_path / "out") as folder:
+        pass
+    assert replacing.leftovers(tmp_path / "out") == [(folder, False)]
+
+
 def test_a_folder_that_had_made_way_is_named_and_kept(tmp_path, source):
     old = leftover(tmp_path, ".out.0123abcd.fp8core-old")
     with pytest.warns(RuntimeWarning, match=rf"{old} is .*out from before a killed run: rename it to restore it"):

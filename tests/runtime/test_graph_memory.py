@@ -4,6 +4,7 @@ import ctypes
 import gc
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -168,6 +169,18 @@ def test_scratch_is_shared_by_the_calls_of_a_stream_and_grows(driver, pool):
     assert all(address % 256 == 0 for address in (first, other, third, larger))
     assert pool.used() == 1000 * 3 + 2000, "what was replaced is in the graph, too"
     assert graph_memory.scratch(0, TARGET, 0x7000) == larger
+
+
+def test_scratch_is_not_shared_by_streams_of_one_handle(driver, pool):
+    """The per-thread default streams of all threads and devices have one handle, and can be in one capture."""
+    driver.captures = {device.PER_THREAD: (1, 0xAA)}
+    elsewhere = TARGET._replace(device=TARGET.device + 1)
+    made = [graph_memory.scratch(1000, target, device.PER_THREAD) for target in (TARGET, elsewhere)]
+    with ThreadPoolExecutor(1) as thread:
+        made.append(thread.submit(graph_memory.scratch, 1000, TARGET, device.PER_THREAD).result())
+    assert len(set(made)) == 3
+    assert graph_memory.scratch(1000, TARGET, device.PER_THREAD) == made[0]
+    assert graph_memory.scratch(1000, elsewhere, device.PER_THREAD) == made[1]
 
 
 def test_memory_is_freed_with_its_graph_and_not_before(driver, pool):
