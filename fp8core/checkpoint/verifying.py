@@ -9,12 +9,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8core.checkpoint.experts import split_like
 from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
 from fp8core.checkpoint.naming import OTHERS, WEIGHT, module_of, other_quantizations
-from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of, open_checkpoint
+from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of
 from fp8core.checkpoint.source import INDEX, scan
 from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
 from fp8core.checkpoint.verdicts import TIED, is_tied
@@ -60,6 +61,8 @@ def verify_checkpoint(
     without changing the codes. The last three are guessed from the numbers, but not for weights that match ``against``.
     Only some rows of a tensor are in memory at a time.
 
+    Experts that are stacked in the original, and split in this checkpoint, are compared one by one.
+
     What else makes weights, such as integers or zero points, is not verified, and is no fault: `Checkpoint.other` of
     the result's ``checkpoint`` names it.
 
@@ -91,7 +94,7 @@ def verify_checkpoint(
     checkpoint = checkpoint_of(
         scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))), unscaled=unscaled
     )
-    other = None if against is None else open_checkpoint(against)
+    other = None if against is None else checkpoint_of(split_like(scan(Path(against)), checkpoint.all_tensors))
     faults += _unlisted(checkpoint)
     faults += header_faults(checkpoint)
     if not (checkpoint.layers or checkpoint.kv_scales() or faults):
@@ -193,7 +196,7 @@ def relative_error(layer: Layer, original: Tensor) -> float:
     nbytes = n * k * DTYPES[original.dtype].itemsize
     with original.path.open("rb") as beside:
         for index, matrix in enumerate(layer.matrices()):
-            wide = Entry(original.name, original.dtype, (n, k), original.begin + index * nbytes, nbytes)
+            wide = Entry(original.name, original.dtype, (n, k), original.begin + index * nbytes, nbytes, original.pitch)
             numbers = read_rows(beside, wide, rows_of_a_group(layer), MOST_ITEMSIZE)
             for (_, found), (_, original_rows) in zip(dequantized(layer, index, matrix), numbers, strict=True):
                 exact = original_rows.astype(np.float32)
@@ -213,10 +216,11 @@ def _unlike(tensor: Tensor, original: Tensor) -> str:
     exact, floats = tensor.dtype == original.dtype, {tensor.dtype, original.dtype} <= FLOATS.keys()
     if tensor.shape != original.shape or not (exact or floats):
         return f"is {tensor.dtype} {list(tensor.shape)}, and {original.dtype} {list(original.shape)}"
+    flat = not original.pitch  # experts stored by columns are read as matrices
     difference = norm = 0.0
     with tensor.path.open("rb") as file, original.path.open("rb") as beside:
-        here = read_rows(file, _column(tensor, floats), itemsize=MOST_ITEMSIZE)
-        there = read_rows(beside, _column(original, floats), itemsize=MOST_ITEMSIZE)
+        here = read_rows(file, _column(tensor, floats) if flat else tensor.entry, itemsize=MOST_ITEMSIZE)
+        there = read_rows(beside, _column(original, floats) if flat else original.entry, itemsize=MOST_ITEMSIZE)
         for (_, found), (_, rows) in zip(here, there, strict=True):
             of_part = _squares(found, rows)
             difference, norm = difference + of_part[0], norm + of_part[1]

@@ -368,6 +368,33 @@ def test_what_is_quantized_otherwise_is_not_missing(tmp_path):
     assert not found(tmp_path / "fp8", against=tmp_path / "bf16.safetensors")
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+def test_split_experts_are_compared_with_stacked_ones(tmp_path, transposed):
+    random, shapes = np.random.default_rng(0), {"gate_up_proj": (3, 2 * 64, 96), "down_proj": (3, 96, 64)}
+    tensors = {
+        f"model.layers.{layer}.mlp.experts.{name}": random.standard_normal(shape, np.float32) / 16
+        for layer in range(2)
+        for name, shape in shapes.items()
+    }
+    if transposed:
+        tensors = {name: np.ascontiguousarray(one.swapaxes(1, 2)) for name, one in tensors.items()}
+    original = tmp_path / "bf16"
+    original.mkdir()
+    write(original / "model.safetensors", tensors)
+    (original / "config.json").write_text(json.dumps({"model_type": "qwen3_moe", "hidden_size": 96}))
+    quantize_checkpoint(original, tmp_path / "fp8", split_experts=True, exclude=["*.layers.1.*"])
+    verified = verify_checkpoint(tmp_path / "fp8", against=original)
+    assert not verified.faults
+    assert len(verified.errors) == 9
+    assert all(0.01 < error < 0.04 for error in verified.errors.values())
+    for layer in range(2):
+        tensors[f"model.layers.{layer}.mlp.experts.down_proj"][layer + 1] *= 2
+    write(original / "model.safetensors", tensors)
+    assert found(tmp_path / "fp8", against=original) == [
+        ("difference", f"model.layers.{layer}.mlp.experts.{layer + 1}.down_proj.weight") for layer in range(2)
+    ]
+
+
 def test_progress_ends_with_all_bytes(tmp_path):
     write_format(written.deepseek, tmp_path / "fp8")
     save_file(small_state(), tmp_path / "bf16.safetensors")
