@@ -65,12 +65,19 @@ class Claim(NamedTuple):
     """For compressed-tensors: the names of transforms that are applied to inputs or results of layers at run time."""
     layers: Mapping[str, str] = {}
     """For ComfyUI: the format of each layer."""
+    targets: tuple[str, ...] = ()
+    """For compressed-tensors: classes, names and patterns of the modules that are quantized; empty if not mentioned."""
 
     def ignores(self, module: str) -> bool:
         """Return whether the configuration says that a module is not quantized."""
         if self.format in ("fp8", "autofp8", "fbgemm_fp8"):  # transformers and vLLM match whole parts of names
             return any(f".{one}." in f".{module}." for one in self.ignore)
         return any(matches(module, one) for one in self.ignore)
+
+    def covers(self, module: str) -> bool:
+        """Return whether a linear layer is quantized according to the configuration."""
+        named = not self.targets or any(one.endswith("Linear") or matches(module, one) for one in self.targets)
+        return named and not self.ignores(module)
 
 
 NOTHING: Final = Claim(None, "", "")
@@ -138,10 +145,10 @@ def _of_headers(headers: Iterable[Mapping[str, str]]) -> Claim:
     return Claim("comfyui", "the header", variant, tensor, layers=layers)
 
 
-def _patterns(value: Any) -> tuple[str, ...]:
+def _patterns(value: Any, what: str = "the configuration's list of modules that are not quantized") -> tuple[str, ...]:
     found = tuple(map(str, value)) if isinstance(value, list) else ()
     for one in found:
-        check_pattern(one, "the configuration's list of modules that are not quantized")
+        check_pattern(one, what)
     return found
 
 
@@ -182,11 +189,12 @@ def _fbgemm(found: Mapping[str, Any], file: str) -> Claim:
 
 def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
     groups = found.get("config_groups")
-    weights, activations = [], []
+    weights, activations, targets = [], [], list[str]()
     for group in groups.values() if isinstance(groups, dict) else ():
         if isinstance(group, dict):
             weights.append(_fields(group.get("weights")))
             activations.append(_fields(group.get("input_activations")))
+            targets += _patterns(group.get("targets"), "targets in the configuration")
     granularities = frozenset(
         _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
     )
@@ -204,6 +212,7 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
         _patterns(found.get("ignore")),
         f"{cache.get('type', '')}{cache.get('num_bits', '')}" if isinstance(cache, dict) else "",
         tuple(_transforms(found.get("transform_config"))),
+        targets=tuple(targets),
     )
 
 

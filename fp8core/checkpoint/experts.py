@@ -7,7 +7,7 @@ by the hidden size in config.json.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from fp8core.checkpoint.files import FLOATS, FP8, Entry
@@ -60,12 +60,7 @@ def split_experts(source: Source) -> Source:
             columns; the experts have biases, alternating gate and up, or scales that do not split into gate and up; or
             a tensor has the name of a split one already.
     """
-    stacks = {
-        entry.name: stack
-        for header in source.headers
-        for entry in header.entries.values()
-        if (stack := _stack(entry)) is not None
-    }
+    stacks = _stacks(source)
     if not stacks:
         raise CheckpointError(f"split_experts needs experts in tensors of 3 axes, got none in {source.path}")
     stacks = _oriented(source, stacks)
@@ -84,6 +79,21 @@ def split_experts(source: Source) -> Source:
                 files |= {one.name: file for one in made}
         headers.append(header._replace(entries=entries))
     return source._replace(headers=tuple(headers), weight_map=files)
+
+
+def split_like(source: Source, names: Container[str]) -> Source:
+    """Return a checkpoint with its stacked experts split, if another one, with tensors of these names, has them split.
+
+    Raises:
+        CheckpointError: as for `split_experts`.
+    """
+    split = any(f"{one.module}.0.{one.parts[0]}{WEIGHT}" in names for one in _stacks(source).values())
+    return split_experts(source) if split else source
+
+
+def _stacks(source: Source) -> dict[str, Stack]:
+    found = ((entry.name, _stack(entry)) for header in source.headers for entry in header.entries.values())
+    return {name: stack for name, stack in found if stack is not None}
 
 
 def _stack(entry: Entry) -> Stack | None:

@@ -120,6 +120,6 @@ def _not_ignored(checkpoint: Checkpoint) -> Iterator[Fault]:
     names = kinds.names_of([*modules, *checkpoint.layers], checkpoint.all_tensors, checkpoint.config)
     claim = checkpoint.claim
     for module, tensor in modules.items():
-        if kinds.kind_of(module, tensor.shape, names) is kinds.LINEAR and not claim.ignores(module):
+        if kinds.kind_of(module, tensor.shape, names) is kinds.LINEAR and claim.covers(module):
             text = f"{tensor.name} is {tensor.dtype}, but {claim.file} does not list {module} under ignore"
             yield Fault(tensor.name, "config", text)

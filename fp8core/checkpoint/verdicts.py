@@ -68,7 +68,7 @@ def verdicts_of(
     """Return the verdict on every tensor of a checkpoint, in the order of the entries."""
     matrices = [module_of(entry.name) for entry in entries if entry.name.endswith(WEIGHT) and len(entry.shape) == 2]
     names = kinds.names_of(matrices, (entry.name for entry in entries), config)
-    tied = _tied(config)
+    tied = is_tied(config)
     alone = [_verdict(entry, names, picked, scheme, tied) for entry in entries]
     joined = _joined(alone, scheme)
     return tuple(_scaled(verdict, input_scales) for verdict in joined) if scheme.static else tuple(joined)
@@ -129,7 +129,8 @@ def _not_a_matrix(entry: Entry) -> str:
     return ""
 
 
-def _tied(config: Mapping[str, Any]) -> bool:
+def is_tied(config: Mapping[str, Any]) -> bool:
+    """Return whether a config.json says that the head is tied to the embedding."""
     text = config.get("text_config")
     return bool(config.get("tie_word_embeddings") or (isinstance(text, dict) and text.get("tie_word_embeddings")))
 

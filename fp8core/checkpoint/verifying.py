@@ -4,17 +4,21 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fp8core.checkpoint.experts import split_like
 from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
-from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of, open_checkpoint
+from fp8core.checkpoint.naming import OTHERS, WEIGHT, module_of, other_quantizations
+from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of
 from fp8core.checkpoint.source import INDEX, scan
 from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
+from fp8core.checkpoint.verdicts import TIED, is_tied
 from fp8core.errors import CheckpointError
 
 TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}
@@ -22,6 +26,8 @@ TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E
 to e4m3 causes 2.6 %, rounding twice 3.7 %."""
 OTHERS_TOLERANCE: Final = 0.01
 """The same limit for tensors that are not FP8 and have another dtype in the original."""
+COMPUTED: Final = ".inv_freq"
+"""The suffix of tensors that models compute anew, so that programs may leave them out."""
 
 
 class Verification(NamedTuple):
@@ -55,13 +61,15 @@ def verify_checkpoint(
     without changing the codes. The last three are guessed from the numbers, but not for weights that match ``against``.
     Only some rows of a tensor are in memory at a time.
 
+    Experts that are stacked in the original, and split in this checkpoint, are compared one by one.
+
     What else makes weights, such as integers or zero points, is not verified, and is no fault: `Checkpoint.other` of
     the result's ``checkpoint`` names it.
 
     Args:
         path: as for `open_checkpoint`.
         against: the original of this checkpoint. Each FP8 weight may differ from it only by rounding (up to 8 % of its
-            norm for e4m3, 15 % for e5m2), and every other tensor has to be the same.
+            norm for e4m3, 15 % for e5m2), and every other tensor has to be there, and the same.
         unscaled: as for `open_checkpoint`.
         progress: as for `quantize_checkpoint`.
 
@@ -86,7 +94,7 @@ def verify_checkpoint(
     checkpoint = checkpoint_of(
         scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))), unscaled=unscaled
     )
-    other = None if against is None else open_checkpoint(against)
+    other = None if against is None else checkpoint_of(split_like(scan(Path(against)), checkpoint.all_tensors))
     faults += _unlisted(checkpoint)
     faults += header_faults(checkpoint)
     if not (checkpoint.layers or checkpoint.kv_scales() or faults):
@@ -166,13 +174,18 @@ def _differences(
             if not errors[name] <= TOLERANCE[layer.weight.dtype]:
                 text = f"{name} differs from {other.path} by {100 * errors[name]:.3g} % of its norm"
                 yield Fault(name, "difference", text)
+    elsewhere = _quantized_otherwise(checkpoint)
     for tensor in checkpoint.tensors():
         original = there.get(tensor.name)
-        if original is not None and original.dtype in FLOATS:
+        if original is not None and module_of(tensor.name) not in elsewhere:
             text = _unlike(tensor, original)
             yield tensor.name, original.nbytes
             if text:
                 yield Fault(tensor.name, "difference", f"{tensor.name} {text} in {other.path}")
+    needless = elsewhere | ({*TIED} if is_tied(checkpoint.config) else set())
+    for name in (one for one in there if one not in checkpoint.all_tensors):
+        if not needless & {module_of(name), module_of(name).rpartition(".")[2]} and not name.endswith(COMPUTED):
+            yield Fault(name, "difference", f"{checkpoint.path} has no {name}, which is in {other.path}")
     other.source.refuse_changed()
 
 
@@ -183,7 +196,7 @@ def relative_error(layer: Layer, original: Tensor) -> float:
     nbytes = n * k * DTYPES[original.dtype].itemsize
     with original.path.open("rb") as beside:
         for index, matrix in enumerate(layer.matrices()):
-            wide = Entry(original.name, original.dtype, (n, k), original.begin + index * nbytes, nbytes)
+            wide = Entry(original.name, original.dtype, (n, k), original.begin + index * nbytes, nbytes, original.pitch)
             numbers = read_rows(beside, wide, rows_of_a_group(layer), MOST_ITEMSIZE)
             for (_, found), (_, original_rows) in zip(dequantized(layer, index, matrix), numbers, strict=True):
                 exact = original_rows.astype(np.float32)
@@ -192,24 +205,48 @@ def relative_error(layer: Layer, original: Tensor) -> float:
     return math.sqrt(difference / norm) if norm else math.sqrt(difference)
 
 
+def _quantized_otherwise(checkpoint: Checkpoint) -> set[str]:
+    """Return the modules whose weights are of another quantization."""
+    names = [name for name, _ in other_quantizations({one.name: one.dtype for one in checkpoint.all_tensors.values()})]
+    return {name.removesuffix(suffix) for name in names for suffix in (*OTHERS, WEIGHT) if name.endswith(suffix)}
+
+
 def _unlike(tensor: Tensor, original: Tensor) -> str:
     """Return how a tensor that is not FP8 differs from the original; empty if it does not."""
-    if tensor.dtype not in FLOATS or tensor.shape != original.shape:
+    exact, floats = tensor.dtype == original.dtype, {tensor.dtype, original.dtype} <= FLOATS.keys()
+    if tensor.shape != original.shape or not (exact or floats):
         return f"is {tensor.dtype} {list(tensor.shape)}, and {original.dtype} {list(original.shape)}"
-    if not tensor.elements:
-        return ""
+    flat = not original.pitch  # experts stored by columns are read as matrices
     difference = norm = 0.0
-    flat = tensor.elements, 1
     with tensor.path.open("rb") as file, original.path.open("rb") as beside:
-        here = read_rows(file, tensor.entry._replace(shape=flat), itemsize=MOST_ITEMSIZE)
-        there = read_rows(beside, original.entry._replace(shape=flat), itemsize=MOST_ITEMSIZE)
+        here = read_rows(file, _column(tensor, floats) if flat else tensor.entry, itemsize=MOST_ITEMSIZE)
+        there = read_rows(beside, _column(original, floats) if flat else original.entry, itemsize=MOST_ITEMSIZE)
         for (_, found), (_, rows) in zip(here, there, strict=True):
-            exact = rows.astype(np.float64)
-            if found.dtype == rows.dtype and found.tobytes() == rows.tobytes():
-                norm += float(np.square(exact).sum())
-                continue
-            difference += float(np.square(found.astype(np.float64) - exact).sum())
-            norm += float(np.square(exact).sum())
+            of_part = _squares(found, rows)
+            difference, norm = difference + of_part[0], norm + of_part[1]
+    if not floats:
+        return "has other values than the one" if difference else ""
+    if math.isinf(difference):
+        return "has other NaN or Inf than the one"
     error = math.sqrt(difference / norm) if norm else math.sqrt(difference)
-    limit = 0 if tensor.dtype == original.dtype else OTHERS_TOLERANCE
+    limit = 0 if exact else OTHERS_TOLERANCE
     return "" if error <= limit else f"differs by {100 * error:.3g} % of its norm from the one"
+
+
+def _squares(found: NDArray[Any], exact: NDArray[Any]) -> tuple[float, float]:
+    """Return the sums of squares of the differences (inf if others are not finite) and of the finite originals."""
+    with np.errstate(invalid="ignore"):  # signaling NaN
+        numbers, originals = found.astype(np.float64), exact.astype(np.float64)
+    finite = np.isfinite(originals)
+    norm = float(np.square(originals[finite]).sum())
+    if found.dtype == exact.dtype and found.tobytes() == exact.tobytes():
+        return 0.0, norm
+    if not np.array_equal(numbers[~finite], originals[~finite], equal_nan=True):
+        return math.inf, norm
+    return float(np.square(numbers[finite] - originals[finite]).sum()), norm
+
+
+def _column(tensor: Tensor, floats: bool) -> Entry:
+    """Return a tensor as a column of its elements or, of other dtypes than floats, of its bytes."""
+    entry = tensor.entry
+    return entry._replace(shape=(tensor.elements, 1)) if floats else entry._replace(dtype="U8", shape=(entry.nbytes, 1))

@@ -264,8 +264,16 @@ def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> l
             elif not isinstance(array, np.ndarray):
                 name, got = operation.operands[at], type_name(array)
                 raise LayoutError(f"{name} needs an array of JAX inside of jax.jit, got {got}")
+        elif array is not None and _is_number(array):
+            array = jax.lax.convert_element_type(array, np.float32)
         arrays.append(array)
     return arrays
+
+
+def _is_number(array: Any) -> bool:
+    """Return whether a JAX array is a Python number that a program was called with, of whatever dtype JAX gave it."""
+    aval = jax.typeof(array)
+    return not aval.shape and bool(getattr(aval, "weak_type", False)) and aval.dtype.kind in "fi"
 
 
 def _beside(number: Any, x: Any) -> Any:

@@ -168,6 +168,23 @@ def test_what_is_refused_while_jax_traces():
 
 
 @pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("number", [2, 0.1])
+def test_python_numbers_that_a_program_is_called_with_are_numbers(number, x64):
+    x = wide(4, K)
+    with jax.enable_x64(x64):
+        by_tensor = lambda x, scale: fp8core.quantize(x, scale=scale, group_shape=(-1, -1))  # noqa: E731
+        wanted, found = by_tensor(x, number), jax.jit(by_tensor)(jnp.asarray(x), number)
+        assert found.scale.dtype == jnp.float32
+        assert float(found.scale) == wanted.scale[0]
+        assert np.array_equal(np.asarray(found.data).view(np.uint8), wanted.data.view(np.uint8))
+        bounded = jax.jit(lambda x, bound: fp8core.quantize(x, scale_ub=bound))(jnp.asarray(x), number)
+        assert np.array_equal(bounded.scale, fp8core.quantize(x, scale_ub=number).scale)
+        with pytest.raises(DTypeError, match=r"scale needs an array of float32, .*, got bool"):
+            jax.jit(by_tensor)(jnp.asarray(x), True)
+
+
+@pytest.mark.usefixtures("cpu")
 def test_what_is_refused_of_eager_calls():
     x = jnp.asarray(wide(4, K))
     gone = jnp.array(x)
