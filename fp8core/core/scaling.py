@@ -112,6 +112,10 @@ def scaling(
         if scale_ub is not None or options.upper is not None:
             raise ScaleError("scale_ub needs to be left out where a scale is given, got both")
         format_: ScaleFormat = "ue8m0_bytes" if scale.dtype == "float8_e8m0fnu" else "float32"
+        if scale_format not in ("float32", format_):
+            raise ScaleError(
+                f"scale_format needs to be left out where a scale is given and kept as it is, got {scale_format!r}"
+            )
         group, strides = scale_shapes.of_groups(scale, group, result)
         return Scaling(name, group, True, strides, scale.shape, format_, "k", math.inf, eps)
     upper = _upper(options.upper, scale_ub, group, x)

@@ -272,8 +272,7 @@ def _arrays(operation: Operation, operands: tuple[Any, ...], tracing: bool) -> l
 
 def _is_number(array: Any) -> bool:
     """Return whether a JAX array is a Python number that a program was called with, of whatever dtype JAX gave it."""
-    aval = jax.typeof(array)
-    return not aval.shape and bool(getattr(aval, "weak_type", False)) and aval.dtype.kind in "fi"
+    return not array.shape and bool(getattr(jax.typeof(array), "weak_type", False)) and array.dtype.kind in "fi"
 
 
 def _beside(number: Any, x: Any) -> Any:

@@ -48,6 +48,11 @@ QUANTIZE = {
     "eps per token": (lambda: {"group_shape": PER_TOKEN, "eps": 1e-5}, fp8core.ScaleError, r"eps.*1e-05 for \(1, -1\)"),
     "eps per tensor": (lambda: {"group_shape": PER_TENSOR, "eps": 1e-5}, fp8core.ScaleError, "eps needs a group_shape"),
     "eps with a given scale": (lambda: {"scale": ONE, "eps": 1e-5}, fp8core.ScaleError, "eps needs to be left out"),
+    "a format with a given scale": (
+        lambda: {"scale": ONE, "scale_format": "ue8m0"},
+        fp8core.ScaleError,
+        "scale_format needs to be left out where a scale is given and kept as it is, got 'ue8m0'",
+    ),
     "scale_format unknown": (lambda: {"scale_format": "e4m3"}, fp8core.ScaleError, "scale_format"),
     "scale_layout unknown": (lambda: {"scale_layout": "nm"}, fp8core.LayoutError, "scale_layout"),
     "out of the wrong shape": (lambda: {"out": fresh_fp8((4, 65))}, fp8core.ShapeError, r"out needs shape \(4, 64\)"),
