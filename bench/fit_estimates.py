@@ -113,18 +113,20 @@ def main() -> int:
     for record in records_of(arguments.records or sorted(RUNS.glob("*.jsonl"))):
         records.setdefault(record["device"], []).append(record)
     wanted = arguments.gpu or (MEASURED if arguments.cross else None)
-    if wanted not in (None, *records):
-        parser.error(f"no record is of {wanted!r}")
+    if not records or wanted not in (None, *records):
+        parser.error(f"no record that may be fitted to is of {wanted or 'any GPU'}")
     if arguments.cross:
         from bench import cross  # it imports this module
 
         report(cross.crossed(records[wanted], arguments.cross, arguments.steps))
         return 0
-    gpus, old = [gpu for gpu in sorted(records) if wanted in (None, gpu)], False
-    for gpu in gpus if "trees" in arguments.only and arguments.check else ():  # before constants move
-        differ = written(grown(records[gpu]), gpu) != CORRECTIONS.read_text(encoding="utf-8")
-        print(f"trees of {gpu} are {'old' if differ else 'current'}", flush=True)
-        old = old or differ
+    gpus = sorted(records) if wanted is None else [wanted]
+    of_trees, old = gpus if "trees" in arguments.only else [], False
+    if arguments.check:  # before constants move
+        for gpu in of_trees:
+            differ = written(grown(records[gpu]), gpu) != CORRECTIONS.read_text(encoding="utf-8")
+            print(f"trees of {gpu} are {'old' if differ else 'current'}", flush=True)
+            old = old or differ
     for name in (name for name in MODELS if name in arguments.only and MEASURED in gpus):
         samples = MODELS[name].samples(records[MEASURED])
         found = search(MODELS[name], samples, arguments.steps)
@@ -133,11 +135,12 @@ def main() -> int:
         if arguments.write:
             put_in_place(MODELS[name])
         old = old or found.gained > GAIN
-    for gpu in gpus if "trees" in arguments.only and not arguments.check else ():
-        text = written(grown(records[gpu]), gpu)
-        print(f"{CORRECTIONS.name}: {len(text)} bytes with trees of {gpu}", flush=True)
-        if arguments.write:
-            CORRECTIONS.write_text(text, encoding="utf-8")
+    if not arguments.check:
+        for gpu in of_trees:
+            text = written(grown(records[gpu]), gpu)
+            print(f"{CORRECTIONS.name}: {len(text)} bytes with trees of {gpu}", flush=True)
+            if arguments.write:
+                CORRECTIONS.write_text(text, encoding="utf-8")
     return int(old and arguments.check)
 
 
