@@ -18,6 +18,7 @@ from fp8core.interop import cupy_arrays, numpy_arrays
 from fp8core.interop.dlpack_capsule import DLPackExporters
 from fp8core.interop.float8 import DLPackView
 from fp8core.interop.frameworks import only_instance
+from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
 from fp8core.interop.versions import OLDEST_JAX_ARRAYS, is_older
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -65,13 +66,13 @@ class Jax(DLPackExporters):
         except (ImportError, AttributeError) as error:  # an older JAX: its arrays are only read through DLPack
             self._tracers = f"inside of jax.jit {error}"
 
-    def view(self, x: Any, name: str) -> TensorView:
+    def view(self, x: Any, name: str, launch: LaunchStream | None = None) -> TensorView:
         """Return a view of ``x``; tracers and deleted arrays are refused."""
         if isinstance(x, self._jax.core.Tracer):
             raise LayoutError(f"{name} needs memory of its own, got a tracer: {self._tracers}")
         if x.is_deleted():
             raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated")
-        return super().view(x, name)
+        return super().view(x, name, launch)
 
     def declared(self, x: Any, name: str) -> tuple[str, Target]:
         """Return the dtype and the device of ``x``; for a tracer, JAX's default device."""
