@@ -65,7 +65,9 @@ class KeepAlive:
     call, the capsule is kept until the stream has passed the launch.
     """
 
-    __slots__ = ("capsule", "ordinal", "releases", "stream", "stream_owner")
+    __slots__ = ("capsule", "ordinal", "passed", "releases", "stream", "stream_owner")
+    passed: Callable[[], bool] | None
+    """The query whether the stream has passed the launch, once there is one."""
 
     def __init__(self, capsule: Any, stream: int, ordinal: int, owner: object = None) -> None:
         self.capsule, self.stream, self.ordinal = capsule, stream, ordinal
@@ -78,15 +80,23 @@ class KeepAlive:
         self.stream = stream
         self.stream_owner = device.current_stream(self.ordinal) if owner is None else owner
 
+    def launched(self) -> None:
+        """Note that the launch has been made: on another thread, the per-thread default stream is another stream."""
+        if self.stream == device.PER_THREAD:
+            self._begin_query()
+
+    def _begin_query(self) -> None:
+        try:
+            self.passed = streams.event_query(self.stream, self.ordinal)
+        except Exception as error:  # noqa: BLE001 - without an event the memory has to be kept for good
+            self.passed = partial(_raise, error)
+
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        passed: Callable[[], bool] | None
-        try:
-            passed = streams.event_query(self.stream, self.ordinal)
-        except Exception as error:  # noqa: BLE001 - without an event the memory has to be kept for good
-            passed = partial(_raise, error)
-        self.releases.add(self.capsule, passed, self.ordinal, (self.ordinal, self.stream))
+        if not hasattr(self, "passed"):
+            self._begin_query()
+        self.releases.add(self.capsule, self.passed, self.ordinal, (self.ordinal, self.stream))
 
 
 def _raise(error: Exception) -> bool:
@@ -118,6 +128,12 @@ class ExporterFramework(Framework):
     def keep(self, view: TensorView, stream: int) -> None:
         """Do nothing: ``view.held`` keeps the memory until the stream that it was ordered for has passed the launch."""
         del view, stream
+
+    def release(self, view: TensorView, stream: int) -> None:
+        """Note that the launch has been made on ``stream``, for which the view was ordered."""
+        del stream
+        if isinstance(view.held, KeepAlive):
+            view.held.launched()
 
 
 class DLPackExporters(ExporterFramework):
