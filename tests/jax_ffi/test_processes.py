@@ -154,6 +154,7 @@ def test_an_import_that_ctrl_c_interrupts_can_be_repeated():
         import jax, fp8core
         from jax._src import tree_util
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
         FILES = {tree_util.__file__, *(
             os.path.join(os.path.dirname(fp8core.__file__), "jax", f"{name}.py")
             for name in ("install", "handler", "ending", "batching", "gradients")
