@@ -1,15 +1,12 @@
 """What `import fp8core.jax` does, once per process."""
 
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
-from threading import current_thread, main_thread
 from typing import Any
 
 import jax
 
 from fp8core.core.operation import Operation
+from fp8core.interrupts import interrupts_wait
 from fp8core.jax import batching, ending, gradients, handler
 from fp8core.jax.calls import stand_in
 from fp8core.ops.quantized import Quantized, quantized
@@ -20,25 +17,8 @@ def install() -> None:
 
     Ctrl-C takes effect afterwards: JAX keeps what is registered, and refuses to register a type again.
     """
-    with _interrupts_wait():
+    with interrupts_wait():
         _install()
-
-
-@contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Hold back SIGINT during a block. Only the main thread gets it, and only it may set handlers."""
-    usual = signal.getsignal(signal.SIGINT)
-    if usual is None or current_thread() is not main_thread():  # None is a handler in C, which cannot be restored
-        yield
-        return
-    came = []
-    signal.signal(signal.SIGINT, lambda *_: came.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, usual)
-        if came:
-            signal.raise_signal(signal.SIGINT)
 
 
 @cache
