@@ -22,7 +22,7 @@ from fp8core.core.signature import offsets
 from fp8core.core.specs import TensorSpec, spec_of
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.forks import ForkSafeLock
-from fp8core.interop import Framework, TensorView, eager_only
+from fp8core.interop import Framework, LaunchStream, TensorView, eager_only
 from fp8core.interop.tensor import fill_number
 
 
@@ -149,8 +149,9 @@ class Operation:
             return instead
         plain = options.options if type(options) is Interned else options
         if isinstance(stream, ExplainRequest):
-            raise stream.explained(*self._viewed(operands, stream), lambda specs: self.describe(specs, plain))
-        views, specs = self._viewed(operands)
+            seen = self._viewed(operands, LaunchStream(stream.stream), stream)
+            raise stream.explained(*seen, lambda specs: self.describe(specs, plain))
+        views, specs = self._viewed(operands, LaunchStream(stream))
         first = views[0]
         assert first is not None
         framework = first.framework
@@ -205,7 +206,7 @@ class Operation:
         return None
 
     def _viewed(
-        self, operands: tuple[Any, ...], request: ExplainRequest | None = None
+        self, operands: tuple[Any, ...], launch: LaunchStream, request: ExplainRequest | None = None
     ) -> tuple[list[TensorView | None], tuple[TensorSpec | None, ...]]:
         """Return the views and the specs of operands; a number or an `ArraySpec` has a spec and no view."""
         if operands[0] is None:
@@ -215,8 +216,10 @@ class Operation:
         for at, (x, name) in enumerate(zip(operands, self.operands, strict=True)):
             number = x is not None and at in self.numbers and interop.scalar(x) is not None
             known = None if request is None else request.spec(x, name)
-            view = None if x is None or number or known is not None else interop.view(x, name)
+            view = None if x is None or number or known is not None else interop.view(x, name, launch)
             views.append(view)
+            if launch.first is None:
+                launch.first = view
             if number and specs[0] is not None:
                 specs.append(TensorSpec(name, "float32", (1,), (1,), specs[0].target))
             else:

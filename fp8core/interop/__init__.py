@@ -5,15 +5,14 @@ Nothing is copied in either direction. No framework is imported: the module of a
 """
 
 from collections.abc import Iterable
-from contextlib import suppress
 from functools import cache
-from operator import index
 from typing import Any
 
-from fp8core.errors import DeviceError, DTypeError
+from fp8core.errors import DTypeError
 from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
+from fp8core.interop.launch_streams import LaunchStream, stream_address
 from fp8core.interop.names import Operand, ScaleOperand, dtype_name, type_name
 from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
@@ -23,6 +22,7 @@ from fp8core.problem import Target
 __all__ = [
     "Allocator",
     "Framework",
+    "LaunchStream",
     "Operand",
     "Result",
     "ScaleOperand",
@@ -45,13 +45,15 @@ __all__ = [
 
 
 @eager_only
-def view(x: Any, name: str) -> TensorView:
+def view(x: Any, name: str, launch: LaunchStream | None = None) -> TensorView:
     """Return a view of the array ``x``; nothing is copied.
 
     Args:
         x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack or
             ``__cuda_array_interface__``, of a dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
         name: the name of the operand in error messages.
+        launch: the stream of the launch that will read the array, if it is known. Frameworks that can order an array
+            only while they view it order it for that stream, and otherwise for their current one.
 
     Raises:
         DTypeError: x is not an array, its dtype is not in `problem.ITEMSIZE`, or its byte order is not the machine's.
@@ -59,13 +61,13 @@ def view(x: Any, name: str) -> TensorView:
         DeviceError: x is on a device that kernels cannot be launched on.
     """
     kind: Any = type(x)
-    read = _reader(kind)
+    read, takes_launch = _reader(kind)
     if read is None:
         wanted = "a number or an array" if isinstance(name, ScaleOperand) else "an array"
         if x is None:
             raise DTypeError(f"{name} needs {wanted}, got None")
         raise DTypeError(f"{name} needs {wanted} that offers DLPack, got {type_name(x)}")
-    seen: TensorView = read(x, name)
+    seen: TensorView = read(x, name, launch) if takes_launch else read(x, name)
     return seen
 
 
@@ -105,35 +107,15 @@ def stream_of(first: TensorView, stream: Any = None) -> int:
     return chosen
 
 
-def stream_address(stream: Any) -> int:
-    """Return the address of a stream that a caller gave; raise DeviceError if it is not a stream."""
-    address = stream
-    integral = hasattr(type(stream), "__index__")
-    offer = getattr(stream, "__cuda_stream__", None)
-    if offer is not None:
-        with suppress(TypeError, IndexError, KeyError):  # a class, or not a pair: not a stream
-            address = (offer() if callable(offer) else offer)[1]
-    elif not integral:
-        address = next((at for name in ("ptr", "cuda_stream") if (at := getattr(stream, name, None)) is not None), None)
-    if hasattr(type(address), "__index__") and not isinstance(address, bool):
-        with suppress(TypeError):  # an array of several numbers has __index__, too
-            number = index(address)
-            if not 0 <= number < 1 << 64:
-                raise DeviceError(f"stream needs an address, 0 or more, got {number}")
-            return number
-    raise DeviceError(
-        f"stream needs an address or an object with __cuda_stream__, .ptr or .cuda_stream, got {type(stream).__name__}"
-    )
-
-
 @cache
-def _reader(cls: type) -> Any:
+def _reader(cls: type) -> tuple[Any, bool]:
+    """Return the function that views arrays of a type, None if there is none, and whether it takes a `LaunchStream`."""
     if issubclass(cls, Float8Array):
         from fp8core.interop import cupy_arrays
 
-        return cupy_arrays.view_float8
+        return cupy_arrays.view_float8, False
     framework = framework_of(cls)
-    return None if framework is None else framework.view
+    return (None, False) if framework is None else (framework.view, framework.orders_in_view)
 
 
 def owner_of(x: Any) -> tuple[Any, Framework | None]:

@@ -74,6 +74,7 @@ class CudaArray(ExporterFramework):
 
     def release(self, view: TensorView, stream: int) -> None:
         """Make the array's own stream wait for a launch: the producer's next work may read or reuse the memory."""
+        super().release(view, stream)
         streams.join(self.producer(view), stream, view.target.device)
 
     def check_writable(self, x: Any, name: str) -> None:

@@ -10,6 +10,7 @@ from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
 from fp8core.interop.dlpack_views import target_of, view_of
 from fp8core.interop.frameworks import only_instance
+from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import Framework, Result, TensorView
 from fp8core.problem import HOST, Target
@@ -64,28 +65,38 @@ class KeepAlive:
     call, the capsule is kept until the stream has passed the launch.
     """
 
-    __slots__ = ("capsule", "ordinal", "releases", "stream", "stream_owner")
+    __slots__ = ("capsule", "ordinal", "passed", "releases", "stream", "stream_owner")
+    passed: Callable[[], bool] | None
+    """The query whether the stream has passed the launch, once there is one."""
 
-    def __init__(self, capsule: Any, stream: int, ordinal: int) -> None:
+    def __init__(self, capsule: Any, stream: int, ordinal: int, owner: object = None) -> None:
         self.capsule, self.stream, self.ordinal = capsule, stream, ordinal
         self.releases = releases()
         self.releases.start()  # cannot be done in a destructor
-        self.read_on(stream, None)
+        self.read_on(stream, owner)
 
     def read_on(self, stream: int, owner: object) -> None:
         """Note which stream reads the memory, and keep its object: a destroyed stream cannot be queried."""
         self.stream = stream
         self.stream_owner = device.current_stream(self.ordinal) if owner is None else owner
 
+    def launched(self) -> None:
+        """Note that the launch has been made: on another thread, the per-thread default stream is another stream."""
+        if self.stream == device.PER_THREAD:
+            self._begin_query()
+
+    def _begin_query(self) -> None:
+        try:
+            self.passed = streams.event_query(self.stream, self.ordinal)
+        except Exception as error:  # noqa: BLE001 - without an event the memory has to be kept for good
+            self.passed = partial(_raise, error)
+
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
-        passed: Callable[[], bool] | None
-        try:
-            passed = streams.event_query(self.stream, self.ordinal)
-        except Exception as error:  # noqa: BLE001 - without an event the memory has to be kept for good
-            passed = partial(_raise, error)
-        self.releases.add(self.capsule, passed, self.ordinal, (self.ordinal, self.stream))
+        if not hasattr(self, "passed"):
+            self._begin_query()
+        self.releases.add(self.capsule, self.passed, self.ordinal, (self.ordinal, self.stream))
 
 
 def _raise(error: Exception) -> bool:
@@ -118,14 +129,24 @@ class ExporterFramework(Framework):
         """Do nothing: ``view.held`` keeps the memory until the stream that it was ordered for has passed the launch."""
         del view, stream
 
+    def release(self, view: TensorView, stream: int) -> None:
+        """Note that the launch has been made on ``stream``, for which the view was ordered."""
+        del stream
+        if isinstance(view.held, KeepAlive):
+            view.held.launched()
+
 
 class DLPackExporters(ExporterFramework):
     """Any exporter of DLPack."""
 
     name = "dlpack"
+    orders_in_view = True
 
-    def view(self, x: Any, name: str) -> TensorView:
-        """Return a view of ``x`` that work on CuPy's current stream may read at once."""
+    def view(self, x: Any, name: str, launch: LaunchStream | None = None) -> TensorView:
+        """Return a view of ``x`` that work on the stream of a launch may read at once, by default CuPy's current one.
+
+        No other stream waits: if that of the launch is being captured, a wait of the default one would end the capture.
+        """
         try:
             kind, ordinal = (int(part) for part in x.__dlpack_device__())
             target = target_of(kind, ordinal, name)
@@ -133,10 +154,11 @@ class DLPackExporters(ExporterFramework):
             if target is HOST:
                 held = made = Export(x, None)
             else:
-                stream = self.stream(target)
+                chosen = None if launch is None else launch.on(target)
+                stream = self.stream(target) if chosen is None else chosen
                 with device.on(ordinal):  # JAX does not restore the current device
                     made = Export(x, in_protocol(stream, target))
-                held = KeepAlive(made, stream, ordinal)
+                held = KeepAlive(made, stream, ordinal, None if launch is None else launch.explicit)
             found = made.read()
             if found.device_type in _ELSEWHERE[target is HOST]:
                 raise BufferError(

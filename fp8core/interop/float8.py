@@ -1,5 +1,6 @@
 """FP8 arrays for frameworks without the dtype, and a DLPack export that gives bytes another dtype."""
 
+import sys
 from typing import TYPE_CHECKING, Any, Final
 
 from fp8core.errors import DTypeError, LayoutError
@@ -52,7 +53,8 @@ class Float8Array(DLPackView):
     Views of it (``q[rows]``, ``q.T``) share its memory. DLPack exports it under its own dtype, so
     ``torch.from_dlpack(q)`` is a ``torch.float8_*`` tensor over the same memory; it has no
     ``__cuda_array_interface__``, which cannot express FP8. Over NumPy bytes, ``np.asarray(q)`` is the same memory with
-    the dtype of ``ml_dtypes``. Memory of a GPU is never copied to the host implicitly: call `get`.
+    the dtype of ``ml_dtypes``. Memory of a GPU is never copied to the host implicitly: call `get`. ``jnp.asarray(q)``
+    makes a ``jax.Array``.
 
     ``q == other`` compares values element by element with a number or another array of its dtype, as NumPy does: NaN
     equals nothing, and -0 equals 0. There is no ``astype``: `fp8core.dequantize` converts, and also takes the scale.
@@ -162,6 +164,17 @@ class Float8Array(DLPackView):
         import numpy as np
 
         return np.array(self.get(), dtype, copy=copy)
+
+    def __jax_array__(self) -> Any:
+        """Return the values as a ``jax.Array``, over the same memory unless JAX has to copy it.
+
+        JAX calls this in ``jnp.asarray`` and wherever its functions take an array, but not for arguments of `jax.jit`.
+        """
+        if not hasattr(self._array, "get"):
+            return sys.modules["jax"].numpy.asarray(self.get())
+        from fp8core.interop import jax_arrays
+
+        return jax_arrays.framework().lend(self._array, self._dtype)
 
     def __eq__(self, other: object) -> Any:
         """Compare values element by element; return an array of bool. NaN equals nothing."""

@@ -18,6 +18,7 @@ from fp8core.interop import cupy_arrays, numpy_arrays
 from fp8core.interop.dlpack_capsule import DLPackExporters
 from fp8core.interop.float8 import DLPackView
 from fp8core.interop.frameworks import only_instance
+from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
 from fp8core.interop.versions import OLDEST_JAX_ARRAYS, is_older
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -65,13 +66,13 @@ class Jax(DLPackExporters):
         except (ImportError, AttributeError) as error:  # an older JAX: its arrays are only read through DLPack
             self._tracers = f"inside of jax.jit {error}"
 
-    def view(self, x: Any, name: str) -> TensorView:
+    def view(self, x: Any, name: str, launch: LaunchStream | None = None) -> TensorView:
         """Return a view of ``x``; tracers and deleted arrays are refused."""
         if isinstance(x, self._jax.core.Tracer):
             raise LayoutError(f"{name} needs memory of its own, got a tracer: {self._tracers}")
         if x.is_deleted():
             raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated")
-        return super().view(x, name)
+        return super().view(x, name, launch)
 
     def declared(self, x: Any, name: str) -> tuple[str, Target]:
         """Return the dtype and the device of ``x``; for a tracer, JAX's default device."""
@@ -102,15 +103,24 @@ class Jax(DLPackExporters):
             return Result(array.ctypes.data, DLPackView(array, dtype))
         ordinal = target.device
         fence = self._fence(ordinal)
-        queue = releases()
-        queue.start()
         with device.allocating(self.stream(target) if stream is None else stream, ordinal):
-            cupy = device.cupy()
-            memory = cupy.cuda.alloc(nbytes)
-            owned = cupy.cuda.UnownedMemory(memory.ptr, nbytes, JaxMemoryOwner(memory, queue, fence), ordinal)
-            pointer = cupy.cuda.MemoryPointer(owned, 0)
-            array = cupy.ndarray(shape, storage, pointer, tuple(step * ITEMSIZE[dtype] for step in steps))
+            memory = device.cupy().cuda.alloc(nbytes)
+            lent = _lent(memory, memory.ptr, nbytes, ordinal, fence)
+            array = device.cupy().ndarray(shape, storage, lent, tuple(step * ITEMSIZE[dtype] for step in steps))
         return Result(memory.ptr, DLPackView(array, dtype))
+
+    def lend(self, codes: Any, dtype: str) -> Any:
+        """Return a jax.Array over the memory of a CuPy array of bytes, copied only if it has gaps.
+
+        JAX reads it after the work on CuPy's current stream. The memory is kept until JAX is done with it.
+        """
+        ordinal = int(codes.device.id)
+        fence = self._fence(ordinal)
+        with device.on(ordinal):  # JAX does not restore the current device
+            whole = codes if codes.flags.c_contiguous else codes.copy()
+            lent = _lent(whole, whole.data.ptr, whole.nbytes, ordinal, fence)
+            array = device.cupy().ndarray(whole.shape, whole.dtype, lent)
+            return self._from_dlpack(DLPackView(array, dtype))
 
     def scratch(self, nbytes: int, target: Target, stream: int | None = None) -> Result:
         """Return memory that JAX never sees."""
@@ -147,6 +157,15 @@ class Jax(DLPackExporters):
             return ready
 
         return begin
+
+
+def _lent(memory: Any, pointer: int, nbytes: int, ordinal: int, fence: Callable[[], Callable[[], bool]]) -> Any:
+    """Return memory as a pointer of CuPy, which keeps its owner until JAX, which gets it, is done with it."""
+    queue = releases()
+    queue.start()
+    cuda = device.cupy().cuda
+    owned = cuda.UnownedMemory(pointer, nbytes, JaxMemoryOwner(memory, queue, fence), ordinal)
+    return cuda.MemoryPointer(owned, 0)
 
 
 @only_instance

@@ -51,6 +51,8 @@ class Framework(ABC):
     name: str
     wraps: bool = False
     """Whether `wrap` has to turn an allocated array into the one that the caller gets."""
+    orders_in_view: bool = False
+    """Whether `view` makes a stream wait for the array, and takes a `LaunchStream` as its third argument."""
     immutable: bool = False
     """Whether its arrays cannot be written to; operations that work in place for other frameworks return new arrays."""
 

@@ -6,14 +6,23 @@ from typing import Any
 import jax
 
 from fp8core.core.operation import Operation
+from fp8core.interrupts import interrupts_wait
 from fp8core.jax import batching, ending, gradients, handler
 from fp8core.jax.calls import stand_in
 from fp8core.ops.quantized import Quantized, quantized
 
 
-@cache
 def install() -> None:
-    """Register the handlers and the rules of transformations, and run calls on JAX arrays as JAX programs."""
+    """Register the handlers and the rules of transformations, and run calls on JAX arrays as JAX programs.
+
+    Ctrl-C takes effect afterwards: JAX keeps what is registered, and refuses to register a type again.
+    """
+    with interrupts_wait():
+        _install()
+
+
+@cache
+def _install() -> None:
     for platform in handler.ALL.values():
         platform.register()
     ending.register()

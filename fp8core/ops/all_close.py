@@ -45,7 +45,7 @@ def read_flag(x: Any, flag: Any, stream: Any) -> bool:
         value = stand_in(flag)
         if value is not None:
             return value
-    seen, written = interop.view(x, "x"), interop.view(flag, "result")
+    seen, written = interop.view(x, "x", interop.LaunchStream(stream)), interop.view(flag, "result")
     return streams.read_int32(written.pointer, seen.target, interop.stream_of(seen, stream)) != 0
 
 

@@ -77,7 +77,8 @@ def quantize(
         scale: a given scale (static quantization): a number, or a float32 array of one number or of one per group.
         scale_ub: an upper bound of amax, per token only: a number or a float32 array of one.
         scale_format: "ue8m0" rounds computed scales up to powers of two; "ue8m0_bytes" does the same and returns them
-            as float8_e8m0fnu (OCP Microscaling Formats 1.0). Both are refused with a given float32 scale.
+            as float8_e8m0fnu (OCP Microscaling Formats 1.0). A given scale keeps its format: both are refused beside
+            it, except "ue8m0_bytes" beside such bytes.
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, the layout that block-scaled products
             read.
         eps: the lower bound of the amax of groups and blocks, 1e-10 by default. Per token, per tensor and with a given

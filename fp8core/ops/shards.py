@@ -53,7 +53,8 @@ def requantize_with_max_scale(
     Args:
         weight: FP8 ``[sum(logical_widths), k]``, rows contiguous.
         weight_scale: float32, one scale per shard, or a single one (or a number), which changes nothing.
-        logical_widths: the number of rows of each shard; may be 0.
+        logical_widths: the number of rows of each shard; may be 0. The scale of such a shard counts, too, as in
+            vLLM.
         out: an array for the new weight. Without it the weight is changed in place; for JAX, whose arrays cannot be
             written to, the result is a new array.
         stream: the stream to launch on, as for `quantize`.

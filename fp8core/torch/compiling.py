@@ -1,15 +1,17 @@
 """`compile_options`: inductor options and a graph pass for models of FP8 layers."""
 
+import hashlib
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from fp8core.torch import joining
 from fp8core.torch.joining import ARRAYS, LINEAR, LINEAR_JOINED, join_, runs
 
 PDL: Final = "triton.enable_pdl"
 """The inductor option that launches inductor's own kernels with programmatic dependent launch."""
+_PACKAGE: Final = Path(__file__).parents[1]
 
 
 def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def _writes(node: Any) -> bool:
 @cache
 def _graph_pass(join: bool) -> Any:
     """Return `join_by_input` or `group_by_input` as a pass of inductor, with the uuid that inductor's cache needs."""
-    from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+    from torch._inductor.custom_graph_pass import CustomGraphPass
 
     class GraphPass(CustomGraphPass):
         """Joins layers that take the same input into one product, or moves them behind each other."""
@@ -125,6 +127,23 @@ def _graph_pass(join: bool) -> Any:
             (join_by_input if join else group_by_input)(graph)
 
         def uuid(self) -> Any:
-            return get_hash_for_files((__file__, joining.__file__), str(join))
+            sources = digest(_PACKAGE)
+            return sources and f"{sources} {join}"
 
     return GraphPass()
+
+
+@cache
+def digest(package: Path) -> str | None:
+    """Return a hash of the Python modules in a folder; None, by which inductor keeps nothing, if there are none.
+
+    What inductor keeps of a graph depends on more than the pass: on the alignments, block sizes and schemas that the
+    pass reads from other modules, and on the shapes and strides that the operators declare for their results. So the
+    hash is of the whole package: a list of modules would miss those that they import later.
+    """
+    state = hashlib.sha256()
+    found = sorted(package.rglob("*.py"))
+    for path in found:
+        text = path.read_bytes()
+        state.update(f"{path.relative_to(package).as_posix()}\0{len(text)}\0".encode() + text)
+    return state.hexdigest() if found else None

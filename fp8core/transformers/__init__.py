@@ -8,15 +8,20 @@ Examples:
     'channel'
 """
 
+from importlib import import_module
+
 from fp8core.interop.versions import require_version
+from fp8core.interrupts import interrupts_wait
 
 require_version("transformers")
+import_module("transformers.quantizers.auto")  # takes seconds, so Ctrl-C may end it
 
-from fp8core.transformers.config import Fp8CoreConfig
-from fp8core.transformers.converting import convert_, split_experts_
-from fp8core.transformers.experts import Experts
-from fp8core.transformers.loading import config_for, from_pretrained
-from fp8core.transformers.quantizer import Fp8CoreQuantizer
+with interrupts_wait():  # two of these modules register the method, and transformers refuses to register one again
+    from fp8core.transformers.config import Fp8CoreConfig
+    from fp8core.transformers.converting import convert_, split_experts_
+    from fp8core.transformers.experts import Experts
+    from fp8core.transformers.loading import config_for, from_pretrained
+    from fp8core.transformers.quantizer import Fp8CoreQuantizer
 
 __all__ = [
     "Experts",

@@ -69,6 +69,22 @@ def test_scales_that_happen_to_be_equal_become_one_without_loss(tmp_path):
     assert found[f"{name}.weight_scale"].tolist() == [0.25]
 
 
+@pytest.mark.parametrize(("to", "kept"), [("channel", False), ("block", True)])
+def test_weights_below_the_least_scale_of_channels_become_zeros(tmp_path, to, kept):
+    """Per token, and so per channel, a scale is at least 1 / (448 * 512), as vLLM's kernels have it."""
+    codes = torch.full((256, 256), 448.0).to(torch.float8_e4m3fn)
+    name, folder = "model.layers.0.mlp.up_proj", tmp_path / "in"
+    folder.mkdir()
+    scales = torch.tensor([[1e-2, 5e-3], [9e-12, 8e-12]])
+    save_file({f"{name}.weight": codes, f"{name}.weight_scale_inv": scales}, folder / "model.safetensors")
+    config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (folder / "config.json").write_text(json.dumps({"quantization_config": config}))
+    convert_checkpoint(folder, tmp_path / "out", to=to, lossy=True)
+    found = load_file(tmp_path / "out" / "model.safetensors")[f"{name}.weight"].float()
+    assert (found[:128, :128] == 448).all()
+    assert (found[128:] == (448 if kept else 0)).all()
+
+
 @pytest.mark.parametrize("scales", ["ue8m0", "ue8m0_bytes"])
 def test_powers_of_two_are_made_with_their_codes_and_cost_what_a_second_rounding_costs(tmp_path, scales):
     state = small_state(1024, 2048)  # 128 blocks a weight: of few, the error is by chance

@@ -193,14 +193,19 @@ def test_the_configuration_is_compared_with_the_tensors(tmp_path):
     assert group
 
 
+def with_one_unquantized(folder, state):
+    """A folder in compressed-tensors' format, of whose linear layers ``Q`` is not FP8."""
+
+    def change(tensors):
+        del tensors[f"{Q}.weight_scale"]
+        tensors[f"{Q}.weight"] = state[f"{Q}.weight"]
+
+    return changed(folder, change, written.ct_channel, state=state)
+
+
 def test_a_linear_layer_that_is_not_fp8_has_to_be_on_the_list(tmp_path):
     state = small_state()
-    folder = tmp_path / "model"
-    write_format(written.ct_channel, folder, state)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors[f"{Q}.weight_scale"]
-    tensors[f"{Q}.weight"] = state[f"{Q}.weight"]
-    save_file(tensors, folder / "model.safetensors")
+    folder = with_one_unquantized(tmp_path / "model", state)
     assert found(folder) == [("config", f"{Q}.weight")]
     (tmp_path / "made").mkdir()
     save_file(state, tmp_path / "bf16.safetensors", {"format": "pt"})
@@ -213,13 +218,7 @@ def test_a_linear_layer_that_is_not_fp8_has_to_be_on_the_list(tmp_path):
     [(["Linear"], True), (["re:.*q_proj$"], True), (["re:.*k_proj$", "re:.*mlp.*"], False), ([DOWN], False)],
 )
 def test_a_linear_layer_that_no_target_names_need_not_be_on_the_list(tmp_path, targets, reported):
-    state = small_state()
-    folder = tmp_path / "model"
-    write_format(written.ct_channel, folder, state)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors[f"{Q}.weight_scale"]
-    tensors[f"{Q}.weight"] = state[f"{Q}.weight"]
-    save_file(tensors, folder / "model.safetensors")
+    folder = with_one_unquantized(tmp_path / "model", small_state())
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets
     (folder / "config.json").write_text(json.dumps(config))

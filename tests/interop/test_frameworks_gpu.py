@@ -69,6 +69,11 @@ def test_float8_arrays_are_taken_over_without_a_copy(cupy, torch, jax, dtype):
     tensor = torch.from_dlpack(q)
     assert (tensor.dtype, tensor.data_ptr()) == (getattr(torch, dtype), codes.data.ptr)
     assert (tensor.view(torch.uint8).cpu().numpy() == codes.get()).all()
+    for view in (q, q.T):
+        values = jax.numpy.asarray(view)  # by __jax_array__
+        assert (str(values.dtype), values.shape) == (dtype, view.shape)
+        assert (np.asarray(values).view(np.uint8) == view.codes.get()).all()
+    assert address(jax.numpy.asarray(q)) == q.codes.data.ptr
     taken = jax.dlpack.from_dlpack(q)
     assert (str(taken.dtype), taken.unsafe_buffer_pointer()) == (dtype, codes.data.ptr)
     assert (np.asarray(taken).view(np.uint8) == codes.get()).all()

@@ -173,3 +173,39 @@ def test_a_stream_under_capture_neither_waits_nor_breaks(torch, cupy):
     graph.replay()
     torch.cuda.synchronize()
     assert (given == 7).all()
+
+
+def test_an_operand_that_only_dlpack_orders_makes_no_stream_wait_but_the_captured_one(torch, cupy):
+    asked = []
+
+    class Exporter:
+        """An array of CuPy that offers only DLPack."""
+
+        def __init__(self, array):
+            self.array = array
+
+        def __dlpack_device__(self):
+            return self.array.__dlpack_device__()
+
+        def __dlpack__(self, *, stream=None, **options):
+            asked.append(stream)
+            return self.array.__dlpack__(stream=-1, **options)
+
+    x = torch.ones((16, 64), device="cuda", dtype=torch.bfloat16)
+    scale = Exporter(cupy.full(1, 0.5, "float32"))
+
+    def call():
+        return fp8core.quantize(x, scale=scale, group_shape=fp8core.PER_TENSOR).data
+
+    call()  # compiles
+    torch.cuda.synchronize()
+    asked.clear()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = torch.cuda.current_stream().cuda_stream
+        got = call()
+    assert set(asked) == {captured}
+    x.fill_(3)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert (got.float() == 6).all()

@@ -146,6 +146,74 @@ def test_the_compilation_cache_serves_another_process(tmp_path):
     assert program(text, tmp_path) == ["True", "True"]
 
 
+def test_an_import_that_ctrl_c_interrupts_can_be_repeated():
+    """SIGINT arrives at each line of the registration in turn, JAX's own included, in a child of this process."""
+    lines = program(
+        """
+        import os, signal, sys
+        import jax, fp8core
+        from jax._src import tree_util
+
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+        FILES = {tree_util.__file__, *(
+            os.path.join(os.path.dirname(fp8core.__file__), "jax", f"{name}.py")
+            for name in ("install", "handler", "ending", "batching", "gradients")
+        )}
+
+        def import_interrupted(at):
+            left = at + 1
+
+            def line(frame, event, _):
+                nonlocal left
+                if event == "line":
+                    left -= 1
+                    if not left:
+                        signal.raise_signal(signal.SIGINT)
+                return line
+
+            sys.settrace(lambda frame, *_: line if frame.f_code.co_filename in FILES else None)
+            try:
+                import fp8core.jax
+            except KeyboardInterrupt:
+                return "interrupted"
+            finally:
+                sys.settrace(None)
+            return "whole"
+
+        class Loaded(Exception):
+            pass
+
+        def stop(frame, *_):
+            if frame.f_code.co_name == "install" and frame.f_code.co_filename.endswith("jax/install.py"):
+                raise Loaded
+
+        sys.settrace(stop)
+        try:
+            import fp8core.jax
+        except Loaded:
+            sys.settrace(None)
+        at, status = 0, 0
+        while status == 0:
+            child = os.fork()
+            if not child:
+                was = import_interrupted(at)
+                try:
+                    import fp8core.jax
+
+                    pair = jax.tree.map(lambda x: x + 1, fp8core.ops.quantized.quantized(1, 2, (1, 128)))
+                    assert (*pair, pair.group_shape) == (2, 3, (1, 128)), pair
+                    print(at, was, signal.getsignal(signal.SIGINT) is signal.default_int_handler, flush=True)
+                except BaseException as error:
+                    print(at, was, repr(error), flush=True)
+                os._exit(was == "whole")
+            _, status = os.waitpid(child, 0)
+            at += 1
+        """
+    )
+    assert lines == [*(f"{at} interrupted True" for at in range(len(lines) - 1)), f"{len(lines) - 1} whole True"]
+    assert len(lines) > 40
+
+
 def test_the_example_prints_a_small_error():
     lines = run(str(ROOT / "examples/jax_layer.py"), "--hidden", "128", "--layers", "2", "--tokens", "3")
     assert [line.split()[0] for line in lines] == ["bfloat16", "FP8", "relative"]

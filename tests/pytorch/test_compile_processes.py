@@ -18,6 +18,31 @@ def test_what_imports_load():
     assert run(program) == ["False", "False"]
 
 
+def test_an_import_that_ctrl_c_interrupts_can_be_repeated():
+    """SIGINT arrives whenever torch has defined an operator, which it refuses to do again."""
+    program = """
+        import signal, torch, fp8core
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background processes ignore it
+        define = torch.library.Library.define
+        def interrupted(*arguments, **options):
+            made = define(*arguments, **options)
+            signal.raise_signal(signal.SIGINT)
+            return made
+        torch.library.Library.define = interrupted
+        try:
+            import fp8core.torch
+        except KeyboardInterrupt:
+            print("interrupted")
+        torch.library.Library.define = define
+        import fp8core.torch
+        x = torch.ones(2, 32)
+        compiled = torch.compile(fp8core.quantize, backend="eager", fullgraph=True)
+        print(torch.equal(compiled(x).scale, fp8core.quantize(x).scale))
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    """
+    assert run(program) == ["interrupted", "True", "True"]
+
+
 @pytest.mark.parametrize("before", ["pass", "torch.compile(lambda x: fp8core.quantize(x * 2), backend='eager')(x)"])
 def test_a_function_itself_is_compiled(before):
     """Torch leaves frames alone by their code: what it was told before has to be taken back."""

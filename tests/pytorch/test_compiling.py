@@ -1,5 +1,7 @@
 """`compile_options`: layers of one input follow each other, nothing passes a write, and results stay the same."""
 
+import shutil
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -7,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 
 import fp8core.torch  # noqa: E402
-from fp8core.torch import compile_options, quantize_model_  # noqa: E402
+from fp8core.torch import compile_options, compiling, quantize_model_  # noqa: E402
 from fp8core.torch.adjacent import ADJACENT  # noqa: E402
 from fp8core.torch.compiling import group_by_input  # noqa: E402
 from pytorch.cases import fresh_dynamo, wide  # noqa: E402, F401
@@ -145,3 +147,29 @@ def test_what_reduce_overhead_does_with_these_options():
             assert (compiled(x) - wanted).norm() < len(model) * 0.05 * wanted.norm()
         assert not counters["inductor"]["cudagraph_skips"]
     assert len(ADJACENT) > 0
+
+
+def uuid(join=False):
+    return compiling._graph_pass(join).uuid()
+
+
+@pytest.mark.parametrize("module", ["problem.py", "core/specs.py", "torch/schemas.py", "torch/joining.py"])
+def test_what_inductor_keeps_is_keyed_by_every_module_that_it_depends_on(module, tmp_path, monkeypatch):
+    """The alignment, the block size and the operators' arguments, all of which the pass reads."""
+    own, joined = uuid(), uuid(join=True)
+    assert own != joined
+    copies = [
+        shutil.copytree(compiling._PACKAGE, tmp_path / name, ignore=lambda *_: ["__pycache__"])
+        for name in ("same", "changed")
+    ]
+    monkeypatch.setattr(compiling, "_PACKAGE", copies[0])
+    assert uuid() == own, "the place of the package does not matter"
+    with (copies[1] / module).open("a") as file:
+        file.write("# changed\n")
+    monkeypatch.setattr(compiling, "_PACKAGE", copies[1])
+    assert uuid() != own
+
+
+def test_without_sources_inductor_keeps_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(compiling, "_PACKAGE", tmp_path)
+    assert uuid() is None

@@ -4,8 +4,12 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-from fp8core.interop import dlpack_capsule, jax_arrays
+import pytest
+
+from fp8core import interop
+from fp8core.interop import TensorView, cuda_array, dlpack_capsule, jax_arrays
 from fp8core.runtime import capture, device, streams
+from support.problems import TARGETS
 from support.releases import SECONDS, Owner, Stream, _freed, kept  # noqa: F401
 
 # memory of JAX
@@ -124,3 +128,41 @@ def test_a_capsule_whose_stream_cannot_be_asked_about_is_kept(kept, monkeypatch,
     assert kept.wait(SECONDS)
     assert not freed.is_set()
     assert "cudaErrorStreamCaptureImplicit" in caplog.text
+
+
+@pytest.mark.parametrize("stream", [device.PER_THREAD, 0x7000])
+@pytest.mark.parametrize("exporter", ["dlpack", "cuda array"])
+def test_the_stream_of_the_thread_that_launched_is_asked_about_wherever_the_view_is_freed(
+    kept, monkeypatch, exporter, stream
+):
+    """Each thread has its own per-thread default stream, under one number; a cycle or an error may free a view late."""
+    asked = []
+
+    def event_query(pointer, ordinal):
+        asked.append((pointer, threading.get_ident()))
+        return lambda: True
+
+    monkeypatch.setattr(dlpack_capsule, "releases", lambda: kept)
+    monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
+    monkeypatch.setattr(device, "stream", lambda ordinal=-1: stream)
+    monkeypatch.setattr(streams, "event_query", event_query)
+    monkeypatch.setattr(streams, "join", lambda waiting, awaited, ordinal: None)
+    monkeypatch.setattr(capture, "exchange", lambda mode: None)
+    monkeypatch.setattr(device, "make_current", lambda ordinal: None)
+    target = next(target for target in TARGETS if target.platform == "cuda")
+    capsule = Owner()
+    freed = capsule.freed
+    if exporter == "dlpack":
+        framework, held = dlpack_capsule.framework(), dlpack_capsule.KeepAlive(capsule, stream, target.device)
+    else:
+        framework = cuda_array.framework()
+        held = cuda_array.CudaArrayKeepAlive(capsule, stream, target.device, None)
+    del capsule
+    views = [TensorView(0x1000, "float32", (1,), (1,), target, framework, None, held)]
+    del held
+    interop.order_after(stream, views)
+    freeing = threading.Thread(target=views.clear)
+    freeing.start()
+    freeing.join()
+    assert freed.wait(SECONDS)
+    assert asked == [(stream, threading.get_ident() if stream == device.PER_THREAD else freeing.ident)]

@@ -1,0 +1,121 @@
+"""Arrays that only DLPack orders: the stream of a launch waits for them, and no other, which a capture would not allow."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import fp8core
+from fp8core import interop
+from fp8core.core.operation import Operation
+from fp8core.errors import DeviceError
+from fp8core.interop import LaunchStream, dlpack, dlpack_capsule
+from fp8core.runtime import device, streams
+from support.problems import TARGETS
+
+TARGET = next(target for target in TARGETS if target.platform == "cuda")
+CURRENT, CAPTURED = 0, 0xC00
+
+
+class Exporter:
+    """An array on a GPU that offers DLPack, and logs the numbers of the streams that it was exported for."""
+
+    def __init__(self, shape=(4, 32), ordinal=TARGET.device):
+        self.array, self.ordinal, self.streams = np.ones(shape, np.float32), ordinal, []
+
+    def __dlpack_device__(self):
+        return dlpack.CUDA, self.ordinal
+
+    def __dlpack__(self, *, stream=None, **options):
+        self.streams.append(stream)
+        capsule = self.array.__dlpack__(**options)
+        tensor = dlpack.managed(capsule).tensor
+        tensor.device_type, tensor.device_id = dlpack.CUDA, self.ordinal
+        return capsule
+
+
+class Planned(Exception):
+    """Raised in place of planning a call: all of its operands have been viewed."""
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Pretend that there are GPUs, on which CuPy's current stream is the default one."""
+    monkeypatch.setattr(device, "target", lambda ordinal: TARGET._replace(device=ordinal))
+    monkeypatch.setattr(device, "current", lambda: TARGET.device)
+    monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
+    monkeypatch.setattr(device, "stream", lambda ordinal=-1: CURRENT)
+    monkeypatch.setattr(device, "current_stream", lambda ordinal=-1: SimpleNamespace(ptr=CURRENT))
+    monkeypatch.setattr(device, "capturing", lambda stream: stream >= CAPTURED)
+    monkeypatch.setattr(streams, "event_query", lambda stream, ordinal: None)
+
+
+def planned(monkeypatch, function, *arguments, **options):
+    """Make a call up to its plan."""
+
+    def stop(*_):
+        raise Planned
+
+    monkeypatch.setattr(Operation, "_planned", stop)
+    with pytest.raises(Planned):
+        function(*arguments, **options)
+
+
+def test_only_the_given_stream_waits_for_the_operands_of_a_call(gpu, monkeypatch):
+    x, scale = Exporter(), Exporter((1,))
+    planned(monkeypatch, fp8core.quantize, x, scale=scale, group_shape=fp8core.PER_TENSOR, stream=CAPTURED)
+    assert (x.streams, scale.streams) == ([CAPTURED], [CAPTURED])
+
+
+def test_without_a_stream_cupys_current_one_waits(gpu, monkeypatch):
+    x, scale = Exporter(), Exporter((1,))
+    planned(monkeypatch, fp8core.quantize, x, scale=scale, group_shape=fp8core.PER_TENSOR)
+    assert (x.streams, scale.streams) == ([1], [1]), "the default stream's number in DLPack"
+
+
+def test_a_view_for_the_stream_of_the_launch_is_exported_once(gpu):
+    x, stream = Exporter(), SimpleNamespace(ptr=CAPTURED)
+    seen = interop.view(x, "x", LaunchStream(stream))
+    assert interop.stream_of(seen, stream) == CAPTURED
+    interop.order_before(CAPTURED, [seen], stream)
+    assert x.streams == [CAPTURED]
+    assert (seen.held.stream, seen.held.stream_owner) == (CAPTURED, stream)
+
+
+def test_the_stream_of_the_first_operands_framework_waits(gpu):
+    launch = LaunchStream()
+    launch.first = SimpleNamespace(target=TARGET, framework=SimpleNamespace(stream=lambda target: CAPTURED))
+    x = Exporter()
+    assert interop.view(x, "x", launch).held.stream == CAPTURED
+    assert x.streams == [CAPTURED]
+
+
+def test_an_operand_on_another_device_is_viewed_on_its_own_stream(gpu):
+    """It is refused later: the export must not name a stream of another device."""
+    launch = LaunchStream()
+    launch.first = SimpleNamespace(target=TARGET, framework=SimpleNamespace(stream=lambda target: CAPTURED))
+    x = Exporter(ordinal=TARGET.device + 1)
+    assert interop.view(x, "x", launch).target.device == TARGET.device + 1
+    assert x.streams == [1]
+
+
+def test_what_is_no_stream_is_refused_before_the_export(gpu):
+    x = Exporter()
+    with pytest.raises(DeviceError, match="stream needs an address or an object"):
+        fp8core.quantize(x, stream="0")
+    assert x.streams == []
+
+
+def test_an_explanation_orders_the_given_stream(gpu):
+    x = Exporter()
+    fp8core.explain(fp8core.quantize, x, stream=CAPTURED)
+    assert x.streams == [CAPTURED]
+
+
+def test_a_view_by_itself_is_ordered_by_the_launch(gpu):
+    x = Exporter()
+    seen = interop.view(x, "x")
+    assert interop.stream_of(seen, CAPTURED) == CAPTURED
+    assert x.streams == [1, CAPTURED]
+    assert dlpack_capsule.framework().stream(TARGET) == CURRENT
