@@ -40,12 +40,13 @@ def test_an_array_of_jax_compares_with_it_by_value():
         assert equal.tolist() == [[True, False, False, True]]
 
 
-def test_as_an_argument_of_jit_it_is_refused_with_what_to_do():
+@pytest.mark.parametrize("trace", [lambda call, q: jax.jit(call)(q), jax.eval_shape], ids=["jit", "eval_shape"])
+def test_a_traced_function_refuses_it_and_says_what_to_pass(trace):
     q = Float8Array(codes(), "float8_e4m3fn")
     with pytest.raises(
         (ValueError, TypeError), match=r"convert your object using jax.numpy.array|not a valid JAX type"
     ):
-        jax.jit(lambda x: x)(q)
+        trace(lambda x: x, q)
 
 
 class OnGpu(np.ndarray):
