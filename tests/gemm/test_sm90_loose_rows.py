@@ -1,134 +1,68 @@
-"""Which blocks align rows of a themselves, in which layout, and how many words of a their threads load at a time."""
+"""Which blocks align rows of a themselves, and how many words of a their threads load at a time."""
 
 import pytest
 
-from fp8core.kernels.encodings import round_up
-from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once
-from fp8core.kernels.gemm.sm90.decode_unaligned import layout, layout_with
-from fp8core.kernels.gemm.sm90.loose_rows import aligns_a, loose_batch, most_words, words_of
-from gemm.test_sm90_decode_unaligned import BIASED_CODES, CODES, FN, problem
+from fp8core.kernels.gemm.scales import in_groups
+from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig
+from fp8core.kernels.gemm.sm90.decode_unaligned_config import candidates
+from fp8core.kernels.gemm.sm90.loose_rows import aligned_config, aligns_a, loose_batch, most_words, words_of
+from gemm.test_sm90_decode_unaligned import BIASED_CODES, problem
 
 MODES = (("row", "row"), ("group", "block"), ("group", "group"))
 
 
-@pytest.mark.parametrize("scales", [("row", "row"), ("group", "block"), ("group", "group")], ids="-".join)
-@pytest.mark.parametrize(
-    ("m", "n", "k"), [(22, 879, 304), (15, 401, 1989), (4, 9259, 1489), (40, 448, 262), (2, 2004, 129)]
-)
-def test_an_aligned_row_is_loaded_in_few_batches(m, n, k, scales):
-    """Blocks have a multiprocessor, and so its registers, to themselves where that places all of them."""
-    p = problem(m, n, k, scales=scales)
-    config = layout(p)
-    words, batch, most = words_of(p, config), loose_batch(p, config), most_words(p, config)
-    assert 1 <= batch <= most
-    assert -(-words // batch) == -(-words // most)
-    alone = config.clusters <= clusters_at_once(p.target)[config.cluster]
-    assert config.ctas_per_sm == 1 if alone else config.ctas_per_sm > 1
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "aligned"),
-    [
-        (16, 5000, 224, True),
-        (17, 312, 3064, True),
-        (30, 312, 3064, True),
-        (32, 300, 515, True),
-        (32, 312, 9065, False),  # many words of a
-        (30, 15024, 140, False),  # blocks that share a multiprocessor
-        (33, 312, 515, True),
-        (41, 312, 515, False),  # more than a batch of words
-    ],
-)
-def test_more_rows_with_scales_along_k_are_aligned_by_blocks_that_have_the_registers(m, n, k, aligned):
-    for scales in (("group", "block"), ("group", "group")):
-        p = problem(m, n, k, scales=scales)
-        assert aligns_a(p, layout(p)) == aligned
-
-
 @pytest.mark.parametrize("scales", MODES, ids="-".join)
 @pytest.mark.parametrize(
-    ("m", "n", "k", "split_k"),
-    [
-        (64, 448, 120, 1),
-        (40, 448, 255, 1),  # a warpgroup loads two k-blocks of up to 40 rows in a batch
-        (41, 448, 255, 2),
-        (40, 448, 262, 2),
-        (39, 200, 1608, 8),
-        (37, 4096, 508, 2),
-        (64, 8440, 100, 1),
-    ],
+    ("m", "n", "k"), [(22, 879, 304), (15, 401, 1989), (4, 9259, 1489), (40, 448, 262), (2, 2004, 129), (64, 900, 255)]
 )
-def test_one_warpgroup_aligns_more_rows_in_one_batch_with_the_least_split_that_does(m, n, k, split_k, scales):
-    for early in (False, True):
-        p = problem(m, n, k, scales=scales, prefetch_weight=early)
-        config = layout(p)
-        assert config == layout_with(p, 1)
-        assert config.split_k == split_k
-        assert config.m_warpgroups == config.k_warpgroups == config.ctas_per_sm == config.multicast_tiles == 1
-        assert config.clusters <= clusters_at_once(p.target)[split_k]
-        assert aligns_a(p, config)
-        assert loose_batch(p, config) == words_of(p, config) <= most_words(p, config)
+def test_rows_are_loaded_in_few_batches(m, n, k, scales):
+    p, found = problem(m, n, k, scales=scales), 0
+    for config in candidates(in_groups(p)):
+        if aligns_a(p, config):
+            words, batch, most = words_of(p, config), loose_batch(p, config), most_words(p, config)
+            assert 1 <= batch <= most
+            assert -(-words // batch) == -(-words // most) <= 2
+            found += 1
+    assert found
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k", "changes"),
+    ("m", "k", "warpgroups", "blocks", "aligned"),
     [
-        (64, 448, 262, {}),  # three k-blocks are not split into four parts
-        (64, 448, 1030, {}),  # not into more than eight
-        (64, 5478, 199, {}),  # a tile of each residue for two parts of k finds no multiprocessor
-        (64, 9000, 100, {}),
-        (32, 448, 255, {}),
-        (64, 448, 120, {"batch_invariant": True}),
-        (64, 448, 255, {"batch_invariant": True}),
-        (64, 448, 255, {"alignment": 16, "lda": 256}),
+        (16, 515, (2, 1), 1, True),
+        (16, 224, (1, 1), 2, True),
+        (32, 515, (1, 1), 1, True),
+        (32, 515, (1, 1), 2, False),  # blocks that share a multiprocessor
+        (32, 515, (1, 2), 1, False),  # two warpgroups
+        (32, 9065, (1, 1), 1, False),  # many words of a
+        (33, 128, (1, 1), 1, True),
+        (33, 515, (1, 1), 1, False),  # more than a batch of words
+        (64, 100, (2, 1), 1, False),
     ],
 )
-def test_other_rows_keep_the_layout_of_the_cost_model(monkeypatch, m, n, k, changes):
-    chosen = layout(problem(m, n, k)._replace(**changes, codes_alignment=changes.get("alignment", 1)))
-    monkeypatch.setattr("fp8core.kernels.gemm.sm90.decode_unaligned.with_one_warpgroup", lambda _, config: config)
-    assert layout(problem(m, n, k)._replace(**changes, codes_alignment=changes.get("alignment", 1))) == chosen
+def test_with_scales_along_k_more_than_16_rows_are_aligned_by_a_warpgroup_alone(m, k, warpgroups, blocks, aligned):
+    config = DecodeConfig(1, 8, *warpgroups, blocks, 8, phases=16)
+    for scales in MODES[1:]:
+        assert aligns_a(problem(m, 512, k, scales=scales), config) == aligned
 
 
-def test_two_warpgroups_do_not_align_rows_whose_results_are_biased_codes_with_amax():
-    """They would spill. One warpgroup aligns them in two batches; with batch_invariant, which keeps two, a is copied."""
+def test_two_warpgroups_that_alternate_do_not_align_rows_whose_results_are_biased_codes_with_amax():
+    """They would spill; a is copied."""
+    p = problem(63, 5478, 199, **BIASED_CODES)
     for changes, warpgroups, aligned in (
-        (CODES, 2, True),
-        (BIASED_CODES, 2, True),
-        (BIASED_CODES | {"amax": True}, 1, True),
-        (BIASED_CODES | {"amax": True, "batch_invariant": True}, 2, False),
-        (BIASED_CODES | {"batch_invariant": True}, 2, True),
+        ({}, (1, 2), True),
+        ({"amax": True}, (1, 2), False),
+        ({"amax": True}, (2, 1), True),
+        ({"amax": True}, (1, 1), True),
+        ({"amax": True, "bias": ""}, (1, 2), True),
     ):
-        p = problem(63, 5478, 199, **changes)
-        config = layout(p)
-        assert (config.split_k, config.k_warpgroups, config.residues) == (1, warpgroups, 1)
-        assert aligns_a(p, config) == aligned
+        assert aligns_a(p._replace(**changes), DecodeConfig(1, 96, *warpgroups, 1, 12, phases=16)) == aligned
 
 
-@pytest.mark.parametrize("scales", MODES[1:], ids="-".join)
-def test_biased_codes_with_scales_along_k_have_the_layout_of_other_results(scales):
-    """One warpgroup would need two batches of loads for these rows, so a is copied, for two warpgroups."""
-    shape = {"m": 63, "n": 5478, "k": 199, "scales": scales}
-    config = layout(problem(**shape, **BIASED_CODES | {"amax": True}))
-    assert config == layout(problem(**shape, **CODES))
-    assert config.k_warpgroups == 2
-
-
-@pytest.mark.parametrize(
-    ("m", "n", "k", "changes", "residues"),
-    [
-        (12, 13430, 353, {"scales": ("group", "group"), "out": FN, "out_scale": True}, 1),
-        (7, 1326, 4995, {"prefetch_weight": True}, 1),
-        (7, 1326, 4995, {"prefetch_weight": True, "batch_invariant": True}, 2),  # an order of sums for all m
-        (7, 1326, 4995, {}, 2),  # two blocks a multiprocessor align it with two
-        (7, 524, 14567, {}, 2),  # copied for one residue too
-        (15, 261, 3989, {}, 2),  # aligned with two
-    ],
-)
-def test_a_tile_has_one_residue_if_blocks_align_a_then_and_not_with_two(m, n, k, changes, residues):
-    p = problem(m, n, k, **changes)
-    config = layout(p)
-    assert config.residues == residues
-    assert layout(p._replace(lda=round_up(k, 16), alignment=16, codes_alignment=16)).residues == 2
-    if residues == 1:
-        assert aligns_a(p, config)
-        assert not aligns_a(p, layout_with(p, 2))
+def test_a_block_that_aligns_a_keeps_all_of_its_part():
+    p = problem(1, 4539, 11037, scales=("group", "group"))
+    config = DecodeConfig(4, 30, 1, 2, 1, 24, phases=16)
+    assert aligned_config(p, config).a_stages == 22
+    pair = DecodeConfig(1, 33, 2, 1, 1, 8, multicast_tiles=2, phases=16)
+    assert aligned_config(problem(64, 5000, 100), pair)[:2] == (1, 40)
+    assert aligned_config(problem(64, 5000, 100), pair).multicast_tiles == 1

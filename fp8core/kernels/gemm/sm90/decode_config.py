@@ -167,16 +167,6 @@ def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
     return config.with_blocks(2)._replace(clusters=clusters)
 
 
-def with_one_block(config: DecodeConfig, target: Target) -> DecodeConfig:
-    """Return the config, with the same order of sums, with one block per multiprocessor if all are placed so.
-
-    Threads that align a have registers then to keep more of its loads in flight.
-    """
-    if config.ctas_per_sm == 1 or config.clusters > clusters_at_once(target)[config.cluster]:
-        return config
-    return limit_prefetch(config.with_blocks(1))
-
-
 def linear_config(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:
     """Return the config for linear layers, in which quantizations and products alternate.
 
@@ -216,10 +206,15 @@ def fixed_bytes(config: DecodeConfig, side: int, scale_rows: int, stages_: int) 
     return barriers + scales + of_channels + 4 * side + 64
 
 
+def holds(config: DecodeConfig, side: int, scale_rows: int, stages_: int, target: Target) -> bool:
+    """Return whether so many k-blocks of the weight fit into a block's ring."""
+    return ring_bytes(config, side, stages_) <= dynamic_bytes(config, side, scale_rows, stages_, target)
+
+
 def stages(config: DecodeConfig, side: int, scale_rows: int, target: Target) -> int:
     """Return how many k-blocks of the weight fit into a block's ring: a multiple of ``k_warpgroups``."""
     step = config.k_warpgroups
     count = step
-    while ring_bytes(config, side, count + step) <= dynamic_bytes(config, side, scale_rows, count + step, target):
+    while holds(config, side, scale_rows, count + step, target):
         count += step
     return count

@@ -23,27 +23,31 @@ from fp8core.kernels.gemm.requirements import (
     WHOLE_WORDS,
 )
 from fp8core.kernels.gemm.scales import in_groups, is_along_k
-from fp8core.kernels.gemm.sm90 import decode_wide_config
+from fp8core.kernels.gemm.sm90 import decode_unaligned_config, decode_wide_config
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, launcher_for, panels
 from fp8core.kernels.gemm.sm90.decode_channels_config import CostModel, cheapest, cost_model
 from fp8core.kernels.gemm.sm90.decode_config import (
     MOST_ROWS,
     DecodeConfig,
     width,
-    with_one_block,
     with_registers,
     without_multicast,
     without_prefetch,
 )
 from fp8core.kernels.gemm.sm90.loose_rows import (
     a_is_unaligned,
+    aligned_config,
     aligns_a,
-    aligns_better,
-    has_few_words,
     loose_batch,
-    with_one_warpgroup,
 )
-from fp8core.kernels.gemm.sm90.residues import CHANNELS, pad_channels, phases_of, residues_of, result_spread
+from fp8core.kernels.gemm.sm90.residues import (
+    CHANNELS,
+    lacks_registers,
+    pad_channels,
+    phases_of,
+    residues_of,
+    result_spread,
+)
 from fp8core.kernels.gemm.sm90.tensor_maps import TensorMaps, encode, shared_maps, tensor_maps
 from fp8core.kernels.gemm.sm90.tiled import OCP_RESULT
 from fp8core.kernels.requirements import CUDA, supports
@@ -118,38 +122,22 @@ class UnalignedMaps(TensorMaps):
 
 
 def layout(problem: ScaledMm) -> DecodeConfig:
-    """Return the layout of a product, chosen as for `sm90_decode`, but with tiles of channels of one or two residues.
+    """Return the layout of a product: the cheapest, or that of `sm90_decode` if all rows are aligned.
 
-    If there is only one residue it is the layout of `sm90_decode`, so a weight that happens to be aligned gives the
-    same bits; with 33 to 64 rows of an unaligned a only if batch_invariant.
+    It is also that of `sm90_decode`, but with tiles of channels of one or two residues, with batch_invariant. So the
+    sums have the same order for every m and wherever a begins, and a weight that happens to be aligned gives the same
+    bits.
     """
-    residues = residues_of(problem)
-    config, one = layout_with(problem, residues), layout_with(problem, 1)
-    aligns = a_is_unaligned(problem) and not problem.batch_invariant and aligns_better(problem, one, config)
-    return one if residues > 1 and (aligns or lacks_registers(problem, config)) else config
-
-
-def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether threads lack registers for two residues a tile: they need up to 12 more than for one.
-
-    Compiled with two, most such layouts spill: more than 96 rows with scales of each channel along k, three blocks a
-    multiprocessor with 9 to 16 rows or with the bias of an FP8 result, and two warpgroups with 33 to 64 rows that align
-    a, or that apply scales of each channel along k before a bias, an amax or a conversion to FP8.
-    """
-    # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
-    side, of_channels = MOST_ROWS if p.batch_invariant else width(p.m), in_groups(p).scale_b == "group"
-    if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
-        if p.batch_invariant or (of_channels and (p.out in OCP or p.bias != "" or p.amax)):
-            return True
-        return not is_along_k(p) and a_is_unaligned(p) and has_few_words(p, config._replace(residues=1))
-    if side > MOST_ROWS:
-        return side == 128 and of_channels
-    biased_codes = p.out in OCP and p.bias != "" and not is_along_k(p)
-    return config.ctas_per_sm > 2 and (side == 16 or (side == 8 and biased_codes))
+    few = problem.m <= MOST_ROWS and not problem.batch_invariant
+    if few and (phases_of(problem.ldb) > 1 or a_is_unaligned(problem)):
+        config = decode_unaligned_config.cheapest(problem)
+        return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+    config = layout_with(problem, residues_of(problem))
+    return layout_with(problem, 1) if lacks_registers(problem, config) else config
 
 
 def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
-    """Return the layout with tiles of so many ``residues``."""
+    """Return the layout of `sm90_decode`'s cost model, or of more than 64 rows, with tiles of so many ``residues``."""
     problem = in_groups(problem)
     count, n = phases_of(problem.ldb), problem.n
     if problem.m > MOST_ROWS:
@@ -164,10 +152,6 @@ def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
     config = config._replace(phases=count, residues=residues)
-    if a_is_unaligned(problem) and not problem.batch_invariant:
-        config = with_one_block(config, problem.target)
-        if width(problem.m) == MOST_ROWS and residues == 1:
-            config = with_one_warpgroup(problem, config)
     if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
         config = with_registers(config, problem.target)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
@@ -199,8 +183,7 @@ def residue_cost_model(
 
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
     """Return the launch of a kernel whose blocks load a by its address and align what they multiply."""
-    config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
-    config = config._replace(a_stages=round_up(config.part(problem.k), config.k_warpgroups))
+    config = aligned_config(problem, config)
     constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
     launcher, grid = launcher_for(problem, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0

@@ -1,13 +1,12 @@
 """Which blocks of `sm90_decode_unaligned` align rows of a themselves, and how many words a thread loads at a time.
 
 Such a block aligns the part of a that it multiplies (``loose_rows.cuh``). That saves the launch of a copy. But blocks
-with the same part of k each do it, and a thread has registers for few words in flight. Most layouts are chosen for what
-is multiplied; with 33 to 64 rows `with_one_warpgroup` chooses one for aligning a.
+with the same part of k each do it, and a thread has registers for few words in flight.
 """
 
 from typing import Final
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.realigned import ALIGNMENT
 from fp8core.kernels.gemm.requirements import OCP
 from fp8core.kernels.gemm.scales import is_along_k
@@ -15,11 +14,9 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
-    clusters_at_once,
-    limit_prefetch,
     width,
+    without_multicast,
 )
-from fp8core.kernels.gemm.sm90.residues import CHANNELS, pad_channels
 from fp8core.problem import ScaledMm
 
 LOOSE_BATCHES: Final = 2
@@ -43,8 +40,6 @@ OTHER_REGISTERS: Final = {
     (64, True): 140,
 }
 """Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
-SPLITS: Final = (1, 2, 4, 8)
-"""Into how many parts k is split: the sizes of clusters of one tile."""
 TWO_RESIDUES: Final = 12
 """Further registers of a thread if a tile has two residues."""
 
@@ -58,7 +53,7 @@ def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether each block aligns its own part of a: if its threads have few words of it each."""
     if is_along_k(p) and width(p.m) == MOST_ROWS:
         return aligns_at_once(p, config)
-    along_k = 32 if config.ctas_per_sm == 1 else 16
+    along_k = 32 if config.ctas_per_sm == config.m_warpgroups == config.k_warpgroups == 1 else 16
     room = width(p.m) <= (along_k if is_along_k(p) else MOST_ROWS)  # by registers
     return room and has_few_words(p, config) and not pair_spills(p, config)
 
@@ -74,14 +69,6 @@ def aligns_at_once(p: ScaledMm, config: DecodeConfig) -> bool:
     return width(p.m) == MOST_ROWS and alone and words_of(p, config) <= MOST_WORDS
 
 
-def aligns_better(p: ScaledMm, one: DecodeConfig, two: DecodeConfig) -> bool:
-    """Return whether blocks had better align a in a layout of ``one`` residue a tile, not of ``two``.
-
-    With up to 32 rows they had if they cannot with two residues, for which a would be copied.
-    """
-    return aligns_at_once(p, one) if p.m > 32 else aligns_a(p, one) and not aligns_a(p, two)
-
-
 def pair_spills(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether two warpgroups for alternate k-blocks, which could align a otherwise, spill registers.
 
@@ -91,21 +78,10 @@ def pair_spills(p: ScaledMm, config: DecodeConfig) -> bool:
     return ending and width(p.m) == MOST_ROWS and config.k_warpgroups > 1 and has_few_words(p, config)
 
 
-def with_one_warpgroup(p: ScaledMm, config: DecodeConfig) -> DecodeConfig:
-    """Return the layout of 33 to 64 rows in which blocks of one warpgroup align a, if one is worth it, else ``config``.
-
-    It is if blocks have a multiprocessor each and load a in one batch, or in two in place of two warpgroups that spill.
-    k is split no further than that takes.
-    """
-    most = MOST_WORDS * (LOOSE_BATCHES if pair_spills(p, config) else 1)
-    tiles = pad_channels(p.n, config.groups, CHANNELS) // CHANNELS
-    for split_k in SPLITS:
-        one = config._replace(split_k=split_k, clusters=tiles, m_warpgroups=1, k_warpgroups=1)
-        one = one._replace(ctas_per_sm=1, multicast_tiles=1, a_stages=one.part(p.k))
-        placed = split_k <= ceil_div(p.k, BLOCK_K) and tiles <= clusters_at_once(p.target)[split_k]
-        if placed and words_of(p, one) <= most:
-            return limit_prefetch(one)
-    return config
+def aligned_config(p: ScaledMm, config: DecodeConfig) -> DecodeConfig:
+    """Return the layout in which blocks align a: each keeps all of its part of a in shared memory."""
+    config = without_multicast(config, p.n) if config.multicast_tiles > 1 else config
+    return config._replace(a_stages=round_up(config.part(p.k), config.k_warpgroups))
 
 
 def words_of(p: ScaledMm, config: DecodeConfig) -> int:

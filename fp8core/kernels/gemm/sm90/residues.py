@@ -10,6 +10,10 @@ from typing import Final
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.realigned import ALIGNMENT
+from fp8core.kernels.gemm.requirements import OCP
+from fp8core.kernels.gemm.scales import in_groups, is_along_k
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, width
+from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, has_few_words
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 CHANNELS: Final = 64
@@ -46,3 +50,24 @@ def residues_of(p: ScaledMm) -> int:
         return 1
     fewer_tiles = pad_channels(p.n, count // 2, CHANNELS) < pad_channels(p.n, count, CHANNELS)
     return 2 if fewer_tiles or result_spread(p, 2) < result_spread(p, 1) else 1
+
+
+def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether threads lack registers for a tile's two residues: they need up to 12 more than for one.
+
+    Compiled with two, most such layouts spill: more than 96 rows with scales of each channel along k, three blocks a
+    multiprocessor with 9 to 16 rows or with the bias of an FP8 result, and two warpgroups with 33 to 64 rows that align
+    a, or that apply scales of each channel along k before a bias, an amax or a conversion to FP8.
+    """
+    # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
+    if config.residues == 1:
+        return False
+    side, of_channels = MOST_ROWS if p.batch_invariant else width(p.m), in_groups(p).scale_b == "group"
+    if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
+        if p.batch_invariant or (of_channels and (p.out in OCP or p.bias != "" or p.amax)):
+            return True
+        return not is_along_k(p) and a_is_unaligned(p) and has_few_words(p, config._replace(residues=1))
+    if side > MOST_ROWS:
+        return side == 128 and of_channels
+    biased_codes = p.out in OCP and p.bias != "" and not is_along_k(p)
+    return config.ctas_per_sm > 2 and (side == 16 or (side == 8 and biased_codes))

@@ -1,0 +1,224 @@
+"""Times every layout of `sm90_decode_unaligned` for odd products of up to 64 rows, and judges the one that it chooses.
+
+    python -m bench.unaligned_layouts [--json FILE] [--count 100] [--large] [--seed 1] [--seconds 120]
+    python -m bench.unaligned_layouts --judge FILE ... [--fit]
+
+The layouts of a product are interleaved, and weights rotate over more memory than L2 holds. --judge times nothing and
+needs no GPU: it prints how much slower than the fastest layouts of the files the chosen ones are. --fit prints the
+costs (`decode_unaligned_config.COSTS`) that the times give: those of least squares of the logarithms of estimate over
+time, where layouts near the fastest of a product count most.
+"""
+
+import argparse
+import json
+import math
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from os import cpu_count
+from pathlib import Path
+from statistics import median
+from typing import Final, NamedTuple
+
+from bench import odd_products, results
+from bench.choice_records import H200
+from bench.needs import require_gpu
+from bench.odd_cases import BLOCKS, CODES, FEW, GROUP, ROW, WIDE, Product
+from bench.results import Record
+from fp8core.kernels.gemm.scales import in_groups
+from fp8core.kernels.gemm.sm90 import decode_unaligned_config as config_model
+from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig, width
+from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned
+from fp8core.problem import ScaledMm, Target
+from fp8core.runtime import device
+
+ROWS: Final = (1, 3, 5, 8, 9, 12, 16, 20, 24, 32, 40, 50, FEW)
+SIZES: Final = {False: ((300, 16384), (128, 16384), (3e5, 60e6)), True: ((3000, 40000), (1000, 20000), (25e6, 180e6))}
+"""The least and most n, k and bytes of weights that are drawn, by whether they are large."""
+NEAR: Final = 1.5
+"""Layouts that take up to so many times as long as the fastest one are fitted to; they count by this ratio's cube."""
+ERROR: Final = 0.08
+"""Errors of a logarithm count by their square below this, and linearly above it."""
+
+
+def drawn(count: int, seed: int, *, large: bool) -> list[Product]:
+    """Return random odd products, with as many of each number of rows; they are determined by the arguments."""
+    chance, found = random.Random(seed), list[Product]()
+    of_n, of_k, of_bytes = SIZES[large]
+    while len(found) < count:
+        n, k = (round(math.exp(chance.uniform(*map(math.log, ends)))) for ends in (of_n, of_k))
+        made = Product(
+            ROWS[len(found) % len(ROWS)],
+            n,
+            k // 4 * 4 if chance.random() < 0.3 else k,
+            *chance.choice((ROW, ROW, BLOCKS, BLOCKS, GROUP)),
+            out=chance.choice((WIDE, WIDE, WIDE, CODES[0], "float32")),
+            bias=chance.choice(("", "", "bfloat16")),
+            address=chance.choice((16, 16, 1)),
+        )
+        if made.odd and of_bytes[0] <= n * k <= of_bytes[1]:
+            found.append(made)
+    return found
+
+
+def name(config: DecodeConfig) -> str:
+    """Return the name of a layout in records."""
+    tiles = "x".join(map(str, config_model.warpgroups(config)))
+    return f"{config.residues} {tiles} {config.ctas_per_sm} {config.split_k}"
+
+
+def layouts(made: Product, target: Target) -> dict[str, DecodeConfig]:
+    """Return the layouts of a product by their names."""
+    return {name(config): config for config in config_model.candidates(in_groups(made.problem(target)))}
+
+
+def compiled(made: Product) -> None:
+    """Compile the layouts of a product, in a process of its own: the compiled kernels are kept on the disk."""
+    target = device.target(0)
+    for config in layouts(made, target).values():
+        decode_unaligned(made.problem(target), config)
+
+
+def measure(made: Product) -> Record:
+    """Return the times of a product in all of its layouts."""
+    target = device.target(0)
+    p = made.problem(target)
+    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in layouts(made, target).items()})
+    return {
+        "bench": "unaligned_layouts",
+        **made._asdict(),
+        "us": {at: round(median(times), 3) for at, times in us.items()},
+    }
+
+
+def read(files: Iterable[Path]) -> list[Record]:
+    """Return the records of files."""
+    lines = (line for file in files for line in file.read_text(encoding="utf-8").splitlines())
+    return [record for record in map(json.loads, lines) if record["bench"] == "unaligned_layouts"]
+
+
+def product_of(record: Record) -> Product:
+    """Return the product of a record."""
+    return Product(**{field: record[field] for field in Product._fields})
+
+
+def losses(records: Iterable[Record]) -> Iterator[tuple[int, float]]:
+    """Yield for each record N and the chosen layout's time as a multiple of the fastest one's.
+
+    A product whose chosen layout was not timed is left out.
+    """
+    for record in records:
+        p = product_of(record).problem(H200)
+        chosen = record["us"].get(name(config_model.cheapest(p)))
+        if chosen is not None:
+            yield width(p.m), chosen / min(record["us"].values())
+
+
+def report(records: Iterable[Record]) -> Iterator[str]:
+    """Yield a line for each N with how much slower than the fastest the chosen layouts are."""
+    found = defaultdict[int, list[float]](list)
+    for side, loss in losses(records):
+        found[side].append(loss)
+    for side, each in sorted(found.items()):
+        each.sort()
+        mean = math.exp(sum(map(math.log, each)) / len(each))
+        tenth = each[len(each) * 9 // 10]
+        yield f"N {side}: {len(each)} products, mean {mean:.3f}, nine of ten {tenth:.3f}, most {each[-1]:.3f}"
+
+
+class Sample(NamedTuple):
+    """The time of a layout of a product."""
+
+    problem: ScaledMm
+    config: DecodeConfig
+    us: float
+    weight: float
+    """Of the logarithm of estimate over time."""
+
+
+def samples_of(records: Iterable[Record], side: int) -> list[Sample]:
+    """Return the times of layouts near the fastest one of each product of an N side."""
+    found = []
+    for record in records:
+        made, us = product_of(record), record["us"]
+        if width(made.m) == side:
+            p, fastest = in_groups(made.problem(H200)), min(us.values())
+            of_name = layouts(made, H200)
+            near = ((of_name[at], time, time / fastest) for at, time in us.items() if at in of_name)
+            found += [Sample(p, config, time, ratio**-3) for config, time, ratio in near if ratio < NEAR]
+    return found
+
+
+def errors(samples: Iterable[Sample], costs: config_model.Costs) -> list[float]:
+    """Return the weighted logarithms of estimate over time."""
+    return [one.weight * math.log(config_model.us(one.problem, one.config, costs) / one.us) for one in samples]
+
+
+def loss(samples: Iterable[Sample], costs: config_model.Costs) -> float:
+    """Return what a fit makes least."""
+    return sum(math.sqrt(1 + (error / ERROR) ** 2) - 1 for error in errors(samples, costs))
+
+
+def fitted(records: Iterable[Record], side: int) -> config_model.Costs:
+    """Return the costs of an N side that fit the times of records best; the search begins at those of the source."""
+    from scipy.optimize import least_squares
+
+    samples, before = samples_of(records, side), config_model.COSTS[side]
+    found = least_squares(
+        lambda numbers: errors(samples, filled(before, numbers)),
+        flat(before),
+        bounds=(0, math.inf),
+        loss="soft_l1",
+        f_scale=ERROR,
+    )
+    return filled(before, (round(float(number), 3) for number in found.x))
+
+
+def flat(costs: config_model.Costs) -> list[float]:
+    """Return the numbers of costs in their order."""
+    return [number for field in costs for number in (field.values() if isinstance(field, dict) else (field,))]
+
+
+def filled(costs: config_model.Costs, numbers: Iterable[float]) -> config_model.Costs:
+    """Return costs with other numbers, in the order of `flat`."""
+    each = iter(numbers)
+    fields = ({of: next(each) for of in field} if isinstance(field, dict) else next(each) for field in costs)
+    return config_model.Costs(*fields)
+
+
+def main() -> None:
+    """Time layouts, or judge the choice by the times of files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="append one line a product to this file")
+    parser.add_argument("--count", type=int, default=100, help="how many products are drawn")
+    parser.add_argument("--large", action="store_true", help="draw large weights")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=120.0, help="start no further product after so long")
+    parser.add_argument("--judge", type=Path, nargs="+", metavar="FILE", help="files of such records, to time nothing")
+    parser.add_argument("--fit", action="store_true", help="with --judge: print the costs that the times give")
+    options = parser.parse_args()
+    if options.judge:
+        records = read(options.judge)
+        print(*report(records), sep="\n")
+        for side in config_model.COSTS if options.fit else ():
+            print(side, fitted(records, side))
+        return
+    require_gpu(parser)
+    end, cases = time.monotonic() + options.seconds, drawn(options.count, options.seed, large=options.large)
+    records = []
+    with ProcessPoolExecutor(max(1, (cpu_count() or 2) - 1), get_context("spawn")) as pool:
+        for made, ready in [(made, pool.submit(compiled, made)) for made in cases]:
+            if time.monotonic() > end:
+                break
+            ready.result()
+            records.append(measure(made))
+            results.append(options.json, records[-1])
+        pool.shutdown(cancel_futures=True)
+    print(*report(records), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

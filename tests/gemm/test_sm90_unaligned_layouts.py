@@ -1,0 +1,123 @@
+"""Which layouts products of up to 64 rows at any address may have, and that the chosen ones are near the fastest."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from bench import unaligned_layouts as bench
+from fp8core.kernels.gemm.scales import in_groups
+from fp8core.kernels.gemm.sm90 import decode_unaligned_config as model
+from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
+from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once, dynamic_bytes, ring_bytes, width
+from fp8core.kernels.gemm.sm90.decode_unaligned import layout, layout_with
+from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligned_config, aligns_a
+from fp8core.kernels.gemm.sm90.residues import phases_of
+from gemm.test_sm90_decode_unaligned import BIASED_CODES, CODES, problem
+
+ROW, BLOCK, GROUP = ("row", "row"), ("group", "block"), ("group", "group")
+RECORDS = sorted((Path(__file__).parents[2] / "docs" / "results" / "layouts").glob("*.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def records():
+    return bench.read(RECORDS)
+
+
+@pytest.mark.parametrize("scales", [ROW, BLOCK, GROUP], ids="-".join)
+@pytest.mark.parametrize("m", [1, 9, 24, 64])
+@pytest.mark.parametrize("k", [15, 515, 4098, 20001])
+@pytest.mark.parametrize("n", [5, 1003, 57344])
+def test_blocks_of_every_candidate_are_placed_and_hold_what_they_load(n, k, m, scales):
+    p = in_groups(problem(m, n, k, scales=scales))
+    found = list(model.candidates(p))
+    assert len(found) == len(set(found)) >= 1
+    for config in found:
+        tiles = model.channels(n, config) // (config.tile * config.multicast_tiles)
+        assert tiles * config.tile * config.multicast_tiles >= n
+        places = clusters_at_once(p.target)[config.cluster] * config.ctas_per_sm
+        assert config.clusters == min(tiles, places)
+        assert config.split_k <= -(-k // 128)
+        assert config.phases == phases_of(k)
+        assert config.phases % config.residues == 0
+        assert config.multicast_tiles == 1 or width(m) == 64
+        as_launched = aligned_config(p, config) if a_is_unaligned(p) and aligns_a(p, config) else config
+        depth, scale_rows = 2 * config.k_warpgroups, SCALE_ROWS.get(p.scale_b, 0)
+        needed = ring_bytes(as_launched, width(m), depth)
+        assert needed <= dynamic_bytes(as_launched, width(m), scale_rows, depth, p.target)
+
+
+@pytest.mark.parametrize(
+    ("m", "scales", "changes", "lacking", "there"),
+    [
+        # residues, m_warpgroups, k_warpgroups, multicast_tiles, blocks a multiprocessor
+        (8, ROW, BIASED_CODES, (2, 1, 1, 1, 3), (1, 1, 1, 1, 3)),
+        (8, ROW, BIASED_CODES, (2, 1, 1, 1, 3), (2, 1, 1, 1, 2)),
+        (16, ROW, {}, (2, 1, 1, 1, 3), (1, 1, 1, 1, 3)),
+        (16, GROUP, {}, (1, 1, 1, 1, 3), (2, 1, 1, 1, 2)),
+        (16, ROW, {"beta": 1.0}, (1, 1, 1, 1, 3), (2, 1, 1, 1, 2)),
+        (32, ROW, {}, (1, 1, 1, 1, 3), (2, 1, 1, 1, 2)),
+        (32, GROUP, {"amax": True}, (2, 1, 1, 1, 2), (1, 1, 1, 1, 2)),
+        (64, BLOCK, {}, (2, 1, 1, 1, 2), (2, 1, 1, 1, 1)),
+        (64, GROUP, {}, (2, 2, 1, 2, 1), (2, 2, 1, 1, 1)),
+        (64, GROUP, {"bias": "float32"}, (2, 1, 2, 1, 1), (1, 1, 2, 1, 1)),
+        (64, GROUP, BIASED_CODES, (1, 1, 2, 1, 1), (2, 1, 1, 1, 1)),
+        (64, GROUP, CODES, (2, 2, 1, 1, 1), (1, 2, 1, 1, 1)),
+    ],
+)
+def test_no_candidate_needs_registers_that_threads_lack(m, scales, changes, lacking, there):
+    p = in_groups(problem(m, 12000, 4101, scales=scales, **changes))
+    found = {(config.residues, *model.warpgroups(config), config.ctas_per_sm) for config in model.candidates(p)}
+    assert lacking not in found
+    assert there in found
+
+
+@pytest.mark.parametrize("m", [4, 16, 30, 64])
+def test_two_warpgroups_that_align_many_rows_have_tiles_of_one_residue(m):
+    found = {
+        (config.residues, aligns_a(p, config))
+        for p in [problem(m, 9001, 255)]
+        for config in model.candidates(p)
+        if config.m_warpgroups * config.k_warpgroups > 1
+    }
+    assert ((2, True) in found) == (m < 33)
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_without_a_prefetch_the_sums_have_the_same_order(early):
+    """A multiprocessor has at most as many blocks as place all clusters, but two: nothing of the next product waits."""
+    p = problem(3, 16000, 515, prefetch_weight=early)
+    config, most = layout(p), model.cheapest(p)
+    assert config._replace(ctas_per_sm=0, a_stages=0) == most._replace(ctas_per_sm=0, a_stages=0)
+    assert config.ctas_per_sm == most.ctas_per_sm if early else config.ctas_per_sm <= 2
+
+
+def test_what_is_aligned_or_batch_invariant_has_the_layout_of_the_aligned_kernel():
+    far = problem(12, 5000, 4101)
+    for p in (far._replace(batch_invariant=True), far._replace(k=4096, ldb=4096, lda=4096, alignment=16)):
+        assert layout(p) == layout_with(p, 1)
+    near = far._replace(k=4096, ldb=4096, lda=4097)  # a alone is unaligned
+    assert layout(near) == model.cheapest(near)
+
+
+def test_chosen_layouts_are_near_the_fastest(records):
+    """By the times of an H200: docs/results/layouts."""
+    found = list(bench.losses(records))
+    assert len(found) >= 0.95 * len(records) >= 300
+    for side in model.COSTS:
+        each = sorted(loss for of, loss in found if of == side)
+        assert len(each) >= 60
+        assert math.exp(sum(map(math.log, each)) / len(each)) <= 1.04
+        assert each[len(each) * 9 // 10] <= 1.1
+        assert each[-1] <= 1.4
+
+
+@pytest.mark.parametrize("side", sorted(model.COSTS))
+def test_costs_are_those_that_the_records_give(records, side):
+    """No cost that is moved by a tenth fits the times better."""
+    samples, costs = bench.samples_of(records, side), model.COSTS[side]
+    least = bench.loss(samples, costs)
+    numbers = bench.flat(costs)
+    for i, number in enumerate(numbers):
+        for moved in (0.9 * number, 1.1 * number):
+            assert bench.loss(samples, bench.filled(costs, [*numbers[:i], moved, *numbers[i + 1 :]])) >= least
