@@ -1,5 +1,6 @@
 """Products of few rows with a weight at any address on Hopper: its maps, which problems the row takes, and results."""
 
+import random
 import struct
 from copy import copy
 from itertools import product
@@ -7,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90 import decode_unaligned as module
 from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once
@@ -18,6 +20,7 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
     layout_with,
     plan_unaligned,
 )
+from fp8core.kernels.gemm.sm90.decode_unaligned_config import candidates
 from fp8core.kernels.gemm.sm90.residues import phases_of, residues_of
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
@@ -245,6 +248,14 @@ def test_results_at_every_residue_of_addresses_and_strides(operands, m, k):
         made = operands((m, n, k), modes, (5 * i, 4 * i + (k + m) % 16, i % 2), out, bias, a, b, amax=out == FN)
         if SM90_DECODE_UNALIGNED.refusal(made.problem) is None:
             made.check(plan_unaligned(made.problem), CUT_OFF)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [7, 16, 30, 64])
+def test_results_in_layouts_that_are_not_chosen(operands, m):
+    made = operands((m, 1200, 1001 - m), MODES[m % 5], (1, 0, 0), bias="float32")
+    for config in random.Random(m).sample(list(candidates(in_groups(made.problem))), 3):
+        made.check(decode_unaligned(made.problem, config), CUT_OFF)
 
 
 def aligned(made):
