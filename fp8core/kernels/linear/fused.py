@@ -84,7 +84,7 @@ SIXTEEN_BITS: Final = Requirement(
 )
 WHOLE_VECTORS: Final = Requirement(
     lambda p: p.quantize.cols % VEC8 == 0,
-    f"needs a number of columns that is a multiple of {VEC8}, as threads load no part of a vector, got {{p.quantize.cols}}",
+    f"needs columns in a multiple of {VEC8}, as threads load whole vectors, got {{p.quantize.cols}}",
 )
 TOKEN_SCALES: Final = Requirement(
     lambda p: ROW_SCALES.check(p.product) is None and (p.quantize.static or p.quantize.group_shape == PER_TOKEN),
