@@ -41,6 +41,7 @@ from fp8core.kernels.gemm.sm90.loose_rows import (
     aligns_better,
     has_few_words,
     loose_batch,
+    with_all_of_a,
     with_one_warpgroup,
 )
 from fp8core.kernels.gemm.sm90.residues import CHANNELS, pad_channels, phases_of, residues_of, result_spread
@@ -200,7 +201,7 @@ def residue_cost_model(
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
     """Return the launch of a kernel whose blocks load a by its address and align what they multiply."""
     config = without_multicast(config, problem.n) if config.multicast_tiles > 1 else config
-    config = config._replace(a_stages=round_up(config.part(problem.k), config.k_warpgroups))
+    config = with_all_of_a(config, problem.k)
     constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
     launcher, grid = launcher_for(problem, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0

@@ -7,16 +7,19 @@ is multiplied; with 33 to 64 rows `with_one_warpgroup` chooses one for aligning 
 
 from typing import Final
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.realigned import ALIGNMENT
 from fp8core.kernels.gemm.requirements import OCP
-from fp8core.kernels.gemm.scales import is_along_k
+from fp8core.kernels.gemm.scales import in_groups, is_along_k
+from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
     clusters_at_once,
+    dynamic_bytes,
     limit_prefetch,
+    ring_bytes,
     width,
 )
 from fp8core.kernels.gemm.sm90.residues import CHANNELS, pad_channels
@@ -45,6 +48,8 @@ OTHER_REGISTERS: Final = {
 """Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
 SPLITS: Final = (1, 2, 4, 8)
 """Into how many parts k is split: the sizes of clusters of one tile."""
+LEAST_STAGES: Final = 2
+"""Least k-blocks of the weight in flight per warpgroup: with fewer the kernel is not compiled."""
 TWO_RESIDUES: Final = 12
 """Further registers of a thread if a tile has two residues."""
 
@@ -60,7 +65,22 @@ def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
         return aligns_at_once(p, config)
     along_k = 32 if config.ctas_per_sm == 1 else 16
     room = width(p.m) <= (along_k if is_along_k(p) else MOST_ROWS)  # by registers
-    return room and has_few_words(p, config) and not pair_spills(p, config)
+    return room and has_few_words(p, config) and holds_a(p, config) and not pair_spills(p, config)
+
+
+def with_all_of_a(config: DecodeConfig, k: int) -> DecodeConfig:
+    """Return the config with a ring that holds all k-blocks of a that a block multiplies, as it aligns them once."""
+    return config._replace(a_stages=round_up(config.part(k), config.k_warpgroups))
+
+
+def holds_a(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether a block's shared memory holds its part of a beside enough k-blocks of the weight.
+
+    With one row or two of a long k it does not, though threads have few words of a.
+    """
+    own, side, stages = with_all_of_a(config, p.k), width(p.m), LEAST_STAGES * config.k_warpgroups
+    scale_rows = SCALE_ROWS.get(in_groups(p).scale_b, 0)
+    return ring_bytes(own, side, stages) <= dynamic_bytes(own, side, scale_rows, stages, p.target)
 
 
 def has_few_words(p: ScaledMm, config: DecodeConfig) -> bool:
