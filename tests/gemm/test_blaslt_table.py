@@ -182,6 +182,16 @@ REFUSALS = [
         "needs rows without gaps, got lda=4112 with k=4096 and ldo=256 with n=256",
     ),
     (
+        problem("group x block", m=262143, n=8192, k=4112, lda=4112, ldb=4112, ldo=8192),
+        "cublaslt_pad_m",
+        "needs a and out of at most 2147483648 bytes, which it copies, got m=262143 n=8192 k=4112",
+    ),
+    (
+        problem("group x block", m=1048579, k=4112, lda=4112, ldb=4112),
+        "cublaslt_pad_m",
+        "needs a and out of at most 2147483648 bytes, which it copies, got m=1048579 n=256 k=4112",
+    ),
+    (
         problem("group x block", m=67, bias="bfloat16", vectors_alignment=2),
         "cublaslt_pad_m",
         "needs a bias at an address divisible by 16, got 2",

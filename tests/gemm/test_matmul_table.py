@@ -98,8 +98,8 @@ def test_only_the_kernel_of_many_rows_gives_codes_and_an_amax_on_sm_90(changes):
 def test_a_product_of_nothing_is_explained(target, nothing, scales):
     """Estimates divide by the extents of products, and choose among tiles of their results."""
     for m in (1, 16, 33, 64, 65, 300):
-        for n, k, amax in product((4096, 4097), (1040, 1025), (False, True)):
-            empty = example_product(target, *scales, **{"m": m, "n": n, "k": k, nothing: 0})._replace(amax=amax)
-            told = SCALED_MM.explain(empty)
+        for n, k, amax, out_alignment in product((4096, 4097), (1040, 1025), (False, True), (1, 16)):
+            empty = example_product(target, *scales, **{"m": m, "n": n, "k": k, nothing: 0})
+            told = SCALED_MM.explain(empty._replace(amax=amax, out_alignment=out_alignment))
             assert told.chosen
             assert str(told)

@@ -3,7 +3,17 @@
 import pytest
 
 from fp8core.kernels.gemm.scales import in_groups
-from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig
+from fp8core.kernels.gemm.sm90 import decode_unaligned
+from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
+from fp8core.kernels.gemm.sm90.decode_config import (
+    DecodeConfig,
+    dynamic_bytes,
+    fixed_bytes,
+    ring_bytes,
+    stages,
+    width,
+)
+from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned as plan
 from fp8core.kernels.gemm.sm90.decode_unaligned_config import candidates
 from fp8core.kernels.gemm.sm90.loose_rows import aligned_config, aligns_a, loose_batch, most_words, words_of
 from gemm.test_sm90_decode_unaligned import BIASED_CODES, problem
@@ -66,3 +76,32 @@ def test_a_block_that_aligns_a_keeps_all_of_its_part():
     pair = DecodeConfig(1, 33, 2, 1, 1, 8, multicast_tiles=2, phases=16)
     assert aligned_config(problem(64, 5000, 100), pair)[:2] == (1, 40)
     assert aligned_config(problem(64, 5000, 100), pair).multicast_tiles == 1
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("scales", MODES, ids="-".join)
+@pytest.mark.parametrize("m", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("n", "k"), [(100, 131073), (1000, 100001), (4096, 36865), (4096, 49153), (16384, 24577), (50000, 20001)]
+)
+def test_a_block_has_room_for_a_long_row_that_it_aligns(monkeypatch, m, n, k, scales, invariant):
+    """With one row of a long k threads have few words, but the row's codes could fill the shared memory."""
+    found = []
+
+    class Launcher:
+        def bind_args(self, *_):
+            return lambda *_: None
+
+    def launcher_for(problem, config, args, quantizer=None):
+        found.append((problem, config))
+        return Launcher(), (1, 1, 1)
+
+    monkeypatch.setattr(decode_unaligned, "launcher_for", launcher_for)
+    monkeypatch.setattr(decode_unaligned, "plan_realign", lambda _: None)
+    plan(problem(m, n, k, scales=scales, batch_invariant=invariant))
+    ((p, config),) = found
+    side, scale_rows = width(m), SCALE_ROWS.get(p.scale_b, 0)
+    depth = stages(config, side, scale_rows, p.target)
+    assert depth >= 2 * config.k_warpgroups  # asserted by the kernel, too
+    assert ring_bytes(config, side, depth) <= dynamic_bytes(config, side, scale_rows, depth, p.target)
+    assert fixed_bytes(config, side, scale_rows, depth) <= 48 << 10

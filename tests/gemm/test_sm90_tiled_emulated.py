@@ -68,6 +68,7 @@ def test_ends_scales_and_clusters_under_any_schedule(launch, product):
         TiledProduct(Tile(64, 64), (70, 75, 96), scales="block", gap=5, beta=1.0, amax=True),
         TiledProduct(Tile(64, 16), (67, 5, 96), gap=1, beta=1.0),
         TiledProduct(Tile(64, 64), (100, 77, 96), out="float8_e4m3fn", gap=6, offset=9, amax=True),
+        TiledProduct(Tile(64, 32), (70, 16, 96), out="float8_e4m3fn", gap=1, amax=True),
         TiledProduct(Tile(128, 192, pingpong=True), (150, 401, 96), out="float8_e4m3fn", gap=1, offset=1),
     ],
     ids=lambda product: f"{product.tile}-{product.out}-{product.shape[1]}@{product.offset}",

@@ -69,6 +69,7 @@ def test_few_elements_take_one_launch(static):
         ((16, 4096, 4096), {}, "elements", "overlapped"),
         ((1, 4096, 4096), {"x": "float32"}, "float32", "overlapped"),
         ((1, 4096, 4096), {"alignment": 8}, "aligned to 8", "overlapped"),
+        ((4, 4096, 1020), {"lda": 1024, "ldb": 1024}, "multiple of 8", "overlapped"),
         ((1, 4096, 4096), {"group": PER_TENSOR, "scale_a": "tensor"}, "per token", "overlapped"),
         ((1, 4096, 4096), {"group": GROUP_128, "scale_a": "group", "scale_b": "block"}, "per token", "overlapped"),
         ((1, 4096, 4096), {"scale_ub": None}, "scale_ub", "overlapped"),

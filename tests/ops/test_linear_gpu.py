@@ -121,6 +121,14 @@ def test_rows_that_are_not_aligned_take_two_launches():
     assert layer.torch.equal(layer.layer(x), layer.layer(x.contiguous()))
 
 
+@pytest.mark.parametrize("given", [None, 0.03])
+def test_columns_that_are_no_whole_vectors_take_two_launches(given):
+    layer = Layer(1024, 1020, given=given)
+    x = layer.input(4, gap=4)
+    assert "multiple of 8" in layer.layer.explain(x).before[1].verdicts[0].reason
+    assert layer.torch.equal(layer.layer(x), layer.layer(x.contiguous()))
+
+
 def test_a_row_has_its_bits_whatever_the_batch():
     layer = Layer(2112, 1024, batch_invariant=True)
     x = layer.input(100)

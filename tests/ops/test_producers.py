@@ -8,7 +8,7 @@ import pytest
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core import operation
-from fp8core.kernels.fused import plan_norm_quantize, plan_silu_quantize
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE, plan_norm_quantize, plan_silu_quantize
 from fp8core.problem import NormQuantize, SiluQuantize, Target
 from fp8core.runtime import device, jit
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
@@ -313,3 +313,20 @@ def test_a_residual_of_another_shape_is_refused_before_anything_is_written():
     with pytest.raises(fp8core.ShapeError, match="residual needs shape"):
         fp8core.rms_norm_quant(x, fresh((64,)), 1e-6, residual=residual)
     assert residual.tobytes() == before
+
+
+@pytest.mark.parametrize("table", [NORM_QUANTIZE, SILU_QUANTIZE], ids=lambda table: table.name)
+def test_rows_past_whose_end_a_block_cannot_count_are_refused(table):
+    """The number of passes over a row, rounded up in 32 bits, would be negative: nothing would be written."""
+    most, target = (1 << 31) - (1 << 16), Target("cuda", 90, 0, 132, 32, 227 * 1024)
+    form = (PER_TOKEN, False, "float32", "k")
+
+    def refusal(cols):
+        if table is NORM_QUANTIZE:
+            problem = NormQuantize(target, "bfloat16", "bfloat16", "float8_e4m3fn", *form, False, False, cols, 16)
+        else:
+            problem = SiluQuantize(target, "bfloat16", "float8_e4m3fn", *form, False, cols, 16)
+        return table.kernels[0].refusal(problem)
+
+    assert refusal(most) is None
+    assert refusal(most + 8) == f"needs at most {most} columns, got {most + 8}"

@@ -149,6 +149,12 @@ SUPPORTED: Final = Requirement(
     "needs a given scale, one per token, or one per (1, g) with g = 8, 16, 32, 64 or 128; got {p.group_shape}",
 )
 
+MOST_COLUMNS: Final = (1 << 31) - (1 << 16)
+"""The kernels count columns in 32 bits, past the end of a row by up to what a block takes at a time."""
+COUNTABLE: Final = Requirement(
+    lambda p: p.cols <= MOST_COLUMNS, f"needs at most {MOST_COLUMNS} columns, got {{p.cols}}"
+)
+
 SCALED_BY_ROWS: Final = Requirement(
     lambda p: p.static or p.group_shape.rows > 0,
     "needs a given scale, or groups with a number of rows; got {p.group_shape}",

@@ -86,7 +86,7 @@ COPIES: Final = realigned(ALIGNED)
 
 
 def _one_pass_pays(p: ScaledMm) -> bool:
-    if p.m <= MOST_ROWS or COPIES.refusal(p) is not None:
+    if p.m <= MOST_ROWS or _takes_no_time(p) or COPIES.refusal(p) is not None:
         return True
     return copies_codes(p) and fallback_cost.unaligned_us(p) <= fallback_cost.realigned_us(p)
 

@@ -82,6 +82,10 @@ SIXTEEN_BITS: Final = Requirement(
     lambda p: p.quantize.x in ("float16", "bfloat16") and p.quantize.alignment >= 16,
     "needs x of float16 or bfloat16 in rows aligned to 16 bytes, got {p.quantize.x} aligned to {p.quantize.alignment}",
 )
+WHOLE_VECTORS: Final = Requirement(
+    lambda p: p.quantize.cols % VEC8 == 0,
+    f"needs columns in a multiple of {VEC8}, as threads load whole vectors, got {{p.quantize.cols}}",
+)
 TOKEN_SCALES: Final = Requirement(
     lambda p: ROW_SCALES.check(p.product) is None and (p.quantize.static or p.quantize.group_shape == PER_TOKEN),
     "needs scales per token, or given ones per tensor or token, and scales of b per tensor or channel, got"

@@ -4,7 +4,15 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.kernels.linear.fused import BOUND_BY_VALUE, FEW_ELEMENTS, FITS, SIXTEEN_BITS, TOKEN_SCALES, plan_fused
+from fp8core.kernels.linear.fused import (
+    BOUND_BY_VALUE,
+    FEW_ELEMENTS,
+    FITS,
+    SIXTEEN_BITS,
+    TOKEN_SCALES,
+    WHOLE_VECTORS,
+    plan_fused,
+)
 from fp8core.kernels.linear.overlapped import DECODE_CHOSEN, DECODE_RUNS, ONE_PANEL, plan_overlapped
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import Linear
@@ -38,7 +46,7 @@ LINEAR: Final = Table(
     Linear,
     Kernel(
         "fused",
-        (DECODE_RUNS, ONE_PANEL, TOKEN_SCALES, SIXTEEN_BITS, BOUND_BY_VALUE, FITS),
+        (DECODE_RUNS, ONE_PANEL, TOKEN_SCALES, SIXTEEN_BITS, WHOLE_VECTORS, BOUND_BY_VALUE, FITS),
         _fused,
         (DECODE_CHOSEN, FEW_ELEMENTS),
     ),

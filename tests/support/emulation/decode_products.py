@@ -102,7 +102,7 @@ class DecodeProduct(NamedTuple):
     def _plan(self, problem: ScaledMm) -> Any:
         if self.x:
             quantize = Quantize(TARGET, self.x, E4M3FN, PER_TOKEN, False, "float32", "k", problem.k, 16)
-            return plan_fused(Linear(quantize, problem, problem.k, math.inf))
+            return plan_fused(Linear(quantize, problem, problem.lda, math.inf))
         assert self.config is not None
         return (decode_unaligned if self.config.phases else decode)(problem, self.config)
 

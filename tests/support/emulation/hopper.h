@@ -99,6 +99,12 @@ DEVICE void shared_load(unsigned address, T&... values) {
     const char* from = emulation_shared_place(address);
     ((__builtin_memcpy(&values, from, sizeof values), from += sizeof values), ...);
 }
+// ld.shared.u8, into a register of 16 bits.
+DEVICE void shared_load_byte(unsigned address, unsigned short& value) {
+    byte code;
+    __builtin_memcpy(&code, emulation_shared_place(address), 1);
+    value = code;
+}
 template <class... T>
 DEVICE void shared_store(unsigned address, T... values) {
     char* to = emulation_shared_place(address);

@@ -130,7 +130,7 @@ def _shared_accesses(text: str) -> str:
         values = [statement[m.end() : _closing(statement, m.end() - 1) - 1] for m in OPERANDS.finditer(statement)]
         if found[1] == "ld":
             values = [values[-1], *values[:-1]]
-        word = {"ld": "shared_load", "st": "shared_store"}[found[1]]
+        word = {"ld": "shared_load", "st": "shared_store"}[found[1]] + ("_byte" if ".u8 " in statement else "")
         text = f"{text[: found.start()]}{word}({', '.join(values)}){text[end:]}"
     return text
 

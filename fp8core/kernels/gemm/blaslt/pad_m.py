@@ -14,6 +14,14 @@ MOST_PADDED: Final = 256
 """Rows up to which copies cost less than a second read of the weight: two of the library's tiles of tokens
 (2026-11-many-rows)."""
 
+MOST_COPIED: Final = 1 << 30
+"""Most numbers of 16 bits, as which a and the result are copied: the kernel counts them in 32 bits."""
+
+
+def copied_halves(p: ScaledMm) -> int:
+    """Return how many numbers of 16 bits the larger copy has, that of a or that of the result."""
+    return p.m * max(p.k, p.n * ITEMSIZE[p.out]) // 2
+
 
 def padded_product(p: ScaledMm) -> Product:
     """Return the product of ``p`` with m rounded up to a multiple of four, on dense copies of a and of the result."""

@@ -19,7 +19,7 @@ from fp8core.kernels.gemm.blaslt.mapping import (
     product,
     relayouts,
 )
-from fp8core.kernels.gemm.blaslt.pad_m import MOST_PADDED, padded_product, plan_pad_m
+from fp8core.kernels.gemm.blaslt.pad_m import MOST_COPIED, MOST_PADDED, copied_halves, padded_product, plan_pad_m
 from fp8core.kernels.gemm.blaslt.relayout import plan_relayout
 from fp8core.kernels.gemm.blaslt.split_m import first_rows, last_rows, plan_split_m
 from fp8core.kernels.gemm.fallback_cost import Estimate
@@ -173,6 +173,10 @@ DENSE: Final = Requirement(
     lambda p: p.lda == p.k and p.ldo == p.n,
     "needs rows without gaps, got lda={p.lda} with k={p.k} and ldo={p.ldo} with n={p.n}",
 )
+COPIES_COUNT: Final = Requirement(
+    lambda p: copied_halves(p) <= MOST_COPIED,
+    f"needs a and out of at most {2 * MOST_COPIED} bytes, which it copies, got m={{p.m}} n={{p.n}} k={{p.k}}",
+)
 DECODES_LAST_ROWS: Final = Requirement.of(lambda p: SM90_DECODE.refusal(last_rows(p)))
 VECTOR_SCALES_ON_SM90: Final = Requirement(
     lambda p: (p.scale_a, p.scale_b) == ("tensor", "tensor") or supports("wgmma").check(p) is None,
@@ -219,7 +223,7 @@ def _of_both(
 CUBLASLT, CUBLASLT_RELAYOUT, CUBLASLT_EPILOGUE = _of_both("cublaslt", _CUDA, (VECTOR_SCALES_ON_SM90,))
 CUBLASLT_PAD_M: Final = Kernel(
     "cublaslt_pad_m",
-    (*_RAGGED, DENSE, ALIGNED_BIAS, offered(padded_product)),
+    (*_RAGGED, DENSE, COPIES_COUNT, ALIGNED_BIAS, offered(padded_product)),
     plan_pad_m,
     (FEW_TO_PAD,),
     us=padded_estimate,

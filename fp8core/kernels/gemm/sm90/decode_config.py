@@ -130,6 +130,8 @@ PREFETCH_BYTES: Final = 40 << 10
 """Bytes of the weight in flight per multiprocessor until a has been requested: more would not arrive sooner."""
 QUANTIZER_BYTES: Final = 2048
 """Shared memory of a block that quantizes: the 1,024 bytes that the system reserves, and its own."""
+STATIC_BYTES: Final = 48 << 10
+"""Static shared memory that a kernel may have."""
 LARGE_BYTES: Final = 300e6
 """Bytes of a weight from which room for two such blocks, and twice the prefetch into L2, were faster."""
 

@@ -11,18 +11,16 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.requirements import OCP
 from fp8core.kernels.gemm.scales import in_groups, is_along_k
-from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
 from fp8core.kernels.gemm.sm90.decode_channels_config import POWERS, WEIGHT_BYTES_A_US
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
     DecodeConfig,
     clusters_at_once,
-    holds,
     limit_prefetch,
     width,
 )
-from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligned_config, aligns_a, most_words, words_of
+from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligns_a, most_words, words_of
 from fp8core.kernels.gemm.sm90.residues import lacks_registers, pad_channels, phases_of, result_spread
 from fp8core.problem import ITEMSIZE, ScaledMm
 
@@ -87,8 +85,6 @@ A_STAGES: Final = {8: 24, 16: 16, 32: 12, 64: 12}
 """k-blocks of a in flight per multiprocessor, by the N side."""
 A_STAGES_ALONG_N: Final = 8
 """The same with two warpgroups of different channels."""
-FEWEST_STAGES: Final = 2
-"""k-blocks of the weight that a ring holds at least, for each warpgroup that alternates over them."""
 
 
 def us(p: ScaledMm, config: DecodeConfig, costs: Costs | None = None) -> float:
@@ -128,7 +124,7 @@ def cheapest(p: ScaledMm) -> DecodeConfig:
 
 
 def candidates(p: ScaledMm) -> Iterator[DecodeConfig]:
-    """Yield the layouts of a product that threads have the registers for and blocks the shared memory."""
+    """Yield the layouts of a product that threads have the registers for."""
     phases, side = phases_of(p.ldb), width(p.m)
     for residues in (2, 1) if phases > 1 else (1,):
         for m_warpgroups, k_warpgroups, multicast_tiles in COSTS[side].k_block_us:
@@ -147,8 +143,7 @@ def candidates(p: ScaledMm) -> Iterator[DecodeConfig]:
                         continue
                     tiles = channels(p.n, config) // (config.tile * multicast_tiles)
                     config = config._replace(clusters=min(tiles, most))
-                    if _fits(p, config):
-                        yield config if multicast_tiles > 1 else limit_prefetch(config)
+                    yield config if multicast_tiles > 1 else limit_prefetch(config)
 
 
 def _has_registers(p: ScaledMm, config: DecodeConfig) -> bool:
@@ -167,10 +162,3 @@ def _has_registers(p: ScaledMm, config: DecodeConfig) -> bool:
     if side == MOST_ROWS and of_channels and config.m_warpgroups * config.k_warpgroups > 1:
         return config.multicast_tiles == 1 and not (p.out in OCP and p.bias != "")
     return True
-
-
-def _fits(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether a block's shared memory holds enough k-blocks of the weight, and of an a that it aligns all."""
-    if a_is_unaligned(p) and aligns_a(p, config):
-        config = aligned_config(p, config)
-    return holds(config, width(p.m), SCALE_ROWS.get(p.scale_b, 0), FEWEST_STAGES * config.k_warpgroups, p.target)

@@ -9,11 +9,16 @@ from typing import Final
 from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.realigned import ALIGNMENT
 from fp8core.kernels.gemm.requirements import OCP
-from fp8core.kernels.gemm.scales import is_along_k
+from fp8core.kernels.gemm.scales import in_groups, is_along_k
+from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
     MOST_ROWS,
+    STATIC_BYTES,
     DecodeConfig,
+    fixed_bytes,
+    holds,
+    stages,
     width,
     without_multicast,
 )
@@ -40,6 +45,8 @@ OTHER_REGISTERS: Final = {
     (64, True): 140,
 }
 """Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
+LEAST_STAGES: Final = 2
+"""Least k-blocks of the weight in flight per warpgroup: with fewer the kernel is not compiled."""
 TWO_RESIDUES: Final = 12
 """Further registers of a thread if a tile has two residues."""
 
@@ -55,7 +62,18 @@ def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
         return aligns_at_once(p, config)
     along_k = 32 if config.ctas_per_sm == config.m_warpgroups == config.k_warpgroups == 1 else 16
     room = width(p.m) <= (along_k if is_along_k(p) else MOST_ROWS)  # by registers
-    return room and has_few_words(p, config) and not pair_spills(p, config)
+    return room and has_few_words(p, config) and holds_a(p, config) and not pair_spills(p, config)
+
+
+def holds_a(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether a block's shared memory holds its part of a beside enough k-blocks of the weight.
+
+    With one row or two of a long k it does not, though threads have few words of a.
+    """
+    own, side, scale_rows = aligned_config(p, config), width(p.m), SCALE_ROWS.get(in_groups(p).scale_b, 0)
+    if not holds(own, side, scale_rows, LEAST_STAGES * config.k_warpgroups, p.target):
+        return False
+    return fixed_bytes(own, side, scale_rows, stages(own, side, scale_rows, p.target)) <= STATIC_BYTES
 
 
 def has_few_words(p: ScaledMm, config: DecodeConfig) -> bool:
