@@ -9,9 +9,9 @@
 // The caller owes, unless MODE is STATIC: WIDTH is GROUPS * GROUP_COLS, at most THREADS or of one group, and HEIGHT is
 // GROUP_ROWS. The grid is (rows_padded / HEIGHT rounded up, or 1; any number of blocks: panels are dealt round-robin).
 #pragma once
-constexpr int ALIGNMENT = FP8_ALIGNMENT, FORMAT = FP8_FORMAT, GROUPS = FP8_GROUPS, GROUP_COLS = FP8_GROUP_COLS,
-              GROUP_ROWS = FP8_GROUP_ROWS, HEIGHT = FP8_HEIGHT, INPUT = FP8_INPUT, MODE = FP8_MODE,
-              SCALE_FORMAT = FP8_SCALE_FORMAT, THREADS = FP8_THREADS, WIDTH = FP8_WIDTH;
+constexpr int FORMAT = FP8_FORMAT, GROUPS = FP8_GROUPS, GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS,
+              HEIGHT = FP8_HEIGHT, INPUT = FP8_INPUT, MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT,
+              THREADS = FP8_THREADS, WIDTH = FP8_WIDTH;
 #include "../common/vec8.cuh"
 #include "../common/reduce.cuh"
 

@@ -11,9 +11,9 @@
 // The caller owes: TEAM is a power of two up to WARP; groups have TEAM * VECTORS * 8 columns; elements of x are at
 // multiples of their size; the grid is that of rowwise_unaligned.cuh.
 #pragma once
-constexpr int ACROSS = FP8_ACROSS, ALIGNMENT = FP8_ALIGNMENT, FORMAT = FP8_FORMAT, GROUP_COLS = FP8_GROUP_COLS,
-              GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT,
-              TEAM = FP8_TEAM, THREADS = FP8_THREADS, VECTORS = FP8_VECTORS;
+constexpr int ACROSS = FP8_ACROSS, FORMAT = FP8_FORMAT, GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS,
+              INPUT = FP8_INPUT, MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT, TEAM = FP8_TEAM,
+              THREADS = FP8_THREADS, VECTORS = FP8_VECTORS;
 #include "../common/tail.cuh"
 #include "../common/reduce.cuh"
 

@@ -12,16 +12,16 @@
 // Constants: INPUT FORMAT MODE SCALE_FORMAT THREADS TEAM VECTORS, and
 //   TILE_ROWS, TILE_VECS    the tile; of a token as much as the team can hold; MODE STATIC: a piece of a row;
 //   ACROSS                  tiles side by side, of which the last one has the remaining columns;
-//   EARLY                   as in rowwise.cuh;
+//   EARLY                   as in rowwise.cuh; and warps without an end skip it;
 //   GROUP_ROWS, GROUP_COLS  of a given scale (MODE STATIC), -1 for all.
 // The caller owes: TEAM is THREADS or a power of two up to WARP; TEAM * VECTORS is at least TILE_ROWS * TILE_VECS;
 // elements of x are at multiples of their size; the group of a given scale is a tile, or has all columns; the grid is
 // (ACROSS, tile rows / TEAMS rounded up, over y and z), and where y * z is 1 no more over x than the tiles need.
 #pragma once
-constexpr int ACROSS = FP8_ACROSS, ALIGNMENT = FP8_ALIGNMENT, EARLY = FP8_EARLY, FORMAT = FP8_FORMAT,
-              GROUP_COLS = FP8_GROUP_COLS, GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE,
-              SCALE_FORMAT = FP8_SCALE_FORMAT, TEAM = FP8_TEAM, THREADS = FP8_THREADS, TILE_ROWS = FP8_TILE_ROWS,
-              TILE_VECS = FP8_TILE_VECS, VECTORS = FP8_VECTORS;
+constexpr int ACROSS = FP8_ACROSS, EARLY = FP8_EARLY, FORMAT = FP8_FORMAT, GROUP_COLS = FP8_GROUP_COLS,
+              GROUP_ROWS = FP8_GROUP_ROWS, INPUT = FP8_INPUT, MODE = FP8_MODE, SCALE_FORMAT = FP8_SCALE_FORMAT,
+              TEAM = FP8_TEAM, THREADS = FP8_THREADS, TILE_ROWS = FP8_TILE_ROWS, TILE_VECS = FP8_TILE_VECS,
+              VECTORS = FP8_VECTORS;
 #include "../common/tail.cuh"
 #include "../common/reduce.cuh"
 

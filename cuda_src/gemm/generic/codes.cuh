@@ -49,14 +49,22 @@ struct CodeVectors {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const byte* const at = word + 4 * i;
-            parts[i] = 0;
-            if (at >= first && at + 4 <= end) {
-                parts[i] = load4(at);
-            } else if (at + 4 > first && at < end) {
+            parts[i] = at >= first && at + 4 <= end ? load4(at) : 0;
+        }
+        // Four bytes that begin before `first` or end after `end` contain one of both. (In a loop, as compilers take
+        // most of their time for what is unrolled here.)
+        const byte* edge = first;
+#pragma unroll 1
+        for (int side = 0; side < 2; ++side, edge = end) {
+            const byte* const at = edge - off_word(edge) % 4;
+            if (at < word || at >= word + VECTOR_BYTES) continue;
+            unsigned bytes = 0;
 #pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (at + j >= first && at + j < end) parts[i] |= unsigned(at[j]) << 8 * j;
-            }
+            for (int j = 0; j < 4; ++j)
+                if (at + j >= first && at + j < end) bytes |= unsigned(at[j]) << 8 * j;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                if (at == word + 4 * i) parts[i] = bytes;
         }
         return {parts[0], parts[1], parts[2], parts[3]};
     }

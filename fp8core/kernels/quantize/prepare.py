@@ -47,7 +47,6 @@ def prepare(
         "FP8_SCALE_FORMAT": SCALE_FORMAT[problem.scale_format],
         "FP8_GROUP_ROWS": problem.group_shape.rows,
         "FP8_GROUP_COLS": problem.group_shape.cols,
-        "FP8_ALIGNMENT": problem.alignment,
         "FP8_THREADS": threads,
     }
     return jit.prepare(

@@ -39,13 +39,14 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
         tile = Tile(1, config.team * config.vecs)
     span = tile.vecs * VEC8 * config.teams_x * config.repeat
     constants = {
+        "FP8_ALIGNMENT": problem.alignment,
         "FP8_TEAM": config.team,
         "FP8_VECTORS": config.vecs,
         "FP8_REPEAT": config.repeat,
         "FP8_TEAMS_X": config.teams_x,
         "FP8_CLUSTER": config.blocks,
         "FP8_DOWN": int(problem.scale_layout == "mn"),
-        "FP8_EARLY": int(few(problem, most_rows)),
+        "FP8_EARLY": int(tile.rows == 1 and few(problem, most_rows)),
         "FP8_TILE_ROWS": tile.rows,
         "FP8_TILE_VECS": tile.vecs,
         "FP8_TAIL": 2 if cols % VEC8 else 1 if cols % span or not cols else 0,

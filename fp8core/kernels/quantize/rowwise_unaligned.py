@@ -27,10 +27,11 @@ def _configured(problem: Quantize, most_rows: int) -> Callable[[int], Chosen]:
     if across == 1 and tile.rows == 1:
         tile = Tile(1, config.team * config.vecs)  # for any number of columns
     teams = config.threads // config.team
+    early = few(problem, most_rows) and (tile.rows == 1 or config.team <= problem.target.warp)
     constants = {
         "FP8_TEAM": config.team,
         "FP8_VECTORS": ceil_div(tile.rows * tile.vecs, config.team),
-        "FP8_EARLY": int(few(problem, most_rows)),
+        "FP8_EARLY": int(early),
         "FP8_TILE_ROWS": tile.rows,
         "FP8_TILE_VECS": tile.vecs,
         "FP8_ACROSS": across,

@@ -26,6 +26,7 @@ def plan_tensorwise(problem: Quantize) -> Plan[QuantizeNumbers]:
     @cache
     def run(config: TensorwiseConfig, flat: bool) -> launches.Launcher:
         constants = {
+            "FP8_ALIGNMENT": problem.alignment,
             "FP8_CLUSTER": config.cluster,
             "FP8_REGISTER_VECS": config.register_vecs,
             "FP8_SHARED_VECS": config.shared_vecs,
