@@ -204,19 +204,21 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
                 *(target, 300, 4097, 4096, e4m3, e4m3, "bfloat16", *modes, *scales[modes]),
                 *("", False, False, True, False, 4096, 4096, 4097, 2),
             )._replace(codes_alignment=16, beta=beta)
-        for m, n, k, modes in (  # unaligned, with beta, in each config of the kernel for few rows
+        for m, n, k, modes in (  # unaligned, with beta, in layouts of each kind
             (128, 4975, 11869, ("row", "row")),
             (128, 4975, 11869, ("group", "block")),
             (128, 4975, 11869, ("group", "group")),
             (96, 451, 262, ("group", "group")),
+            (64, 28672, 4097, ("row", "row")),
             (64, 448, 262, ("row", "row")),
             (36, 793, 255, ("row", "row")),
             (64, 5000, 515, ("group", "block")),
             (30, 300, 515, ("group", "group")),
+            (30, 14622, 1345, ("row", "row")),
             (12, 300, 1600, ("group", "group")),
             (12, 5000, 8193, ("group", "group")),
-            (12, 5000, 8193, ("row", "row")),
             (5, 5000, 8193, ("group", "block")),
+            (2, 11600, 81, ("group", "block")),
             (5, 300, 100, ("row", "row")),
         ):
             yield ScaledMm(
@@ -228,7 +230,7 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
             (16, 12000, 513, "bfloat16", ("row", "row")),
             (99, 1507, 6277, e5m2, ("group", "block")),
             (99, 1507, 6277, e5m2, ("group", "group")),
-            (63, 5478, 199, e4m3, ("row", "row")),  # aligned by one warpgroup: two would spill
+            (63, 5478, 199, e4m3, ("row", "row")),  # aligned by two warpgroups that do not alternate
             (40, 793, 255, "bfloat16", ("group", "group")),
             (64, 4500, 4101, e4m3, ("group", "block")),
         ):

@@ -18,45 +18,45 @@ from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-PASS_START_US: Final = 2.985
+PASS_START_US: Final = 3.092
 """Time of generic_decode beside its passes over the weight."""
-PASS_BYTES_A_US: Final = 2.357e7
+PASS_BYTES_A_US: Final = 2.52e7
 """Bytes of the weight per microsecond in a pass of generic_decode, one for every panel of rows."""
-PASS_ROW: Final = 0.2886
+PASS_ROW: Final = 0.3074
 """Fraction by which a pass takes longer per row of a panel."""
-CODE_US: Final = 0.003465
+CODE_US: Final = 0.003307
 """Time of a warp of generic_decode per column of its part of k: a pass takes no less, however small the weight is."""
-CODE_ROW_US: Final = 0.0001459
+CODE_ROW_US: Final = 0.0001478
 """Addition to `CODE_US` per row of a panel."""
-PASS_OVERLAP: Final = 10.53
+PASS_OVERLAP: Final = 12.28
 """Exponent of the norm that combines the two times, which overlap (`overlapped_us`)."""
-PASS_UNALIGNED: Final = 2.46
+PASS_UNALIGNED: Final = 2.485
 """Factor on passes if rows of codes are not aligned."""
-PASS_BLOCKWISE: Final = 1.268
+PASS_BLOCKWISE: Final = 1.276
 """Factor on passes with scales that change along k."""
-TILE_START_US: Final = 18.55
+TILE_START_US: Final = 19.82
 """Time of generic_mma beside its tiles."""
-TILE_K_BLOCK_US: Final = 0.4409
+TILE_K_BLOCK_US: Final = 0.4267
 """Time of a tile of generic_mma per 128 of k."""
 PRODUCT_US: Final = 0.000121
 """Addition to `TILE_K_BLOCK_US` per result of the tile."""
-TILE_UNALIGNED: Final = 1.325
+TILE_UNALIGNED: Final = 1.34
 """Factor on tiles if rows of codes are not aligned."""
-TILE_BLOCKWISE: Final = 1.151
+TILE_BLOCKWISE: Final = 1.14
 """Factor on tiles with scales that change along k."""
-COPY_US: Final = 0.08032
+COPY_US: Final = 0.02871
 """Time of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 3.432e6
+COPIED_BYTES_A_US: Final = 3.413e6
 """Bytes per microsecond that copies read and write."""
-SHIFTED_US: Final = 0.003852
+SHIFTED_US: Final = 0.003751
 """Time of sm90_decode_unaligned before the product."""
-SHIFTED_ROW_US: Final = 1.003e-5
+SHIFTED_ROW_US: Final = 1.607e-5
 """Addition to `SHIFTED_US` per code of a."""
-SHIFTED: Final = 1.186
+SHIFTED: Final = 1.107
 """Time of its product, as a multiple of that of sm90_decode."""
-PAD_US: Final = 3.465
+PAD_US: Final = 3.492
 """Time of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 3.527
+SPLIT_M_US: Final = 3.659
 """Time of the launch of cublaslt_split_m before its products."""
 EPILOGUE_US: Final = 3.807
 """Time of the launch of cublaslt_epilogue after the product."""

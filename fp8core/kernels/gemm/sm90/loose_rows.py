@@ -18,7 +18,6 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     DecodeConfig,
     fixed_bytes,
     holds,
-    stages,
     width,
     without_multicast,
 )
@@ -47,6 +46,8 @@ OTHER_REGISTERS: Final = {
 """Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
 LEAST_STAGES: Final = 2
 """Least k-blocks of the weight in flight per warpgroup: with fewer the kernel is not compiled."""
+BARRIER_BYTES: Final = 1024
+"""More than the barriers of all further stages that fit take."""
 TWO_RESIDUES: Final = 12
 """Further registers of a thread if a tile has two residues."""
 
@@ -71,9 +72,9 @@ def holds_a(p: ScaledMm, config: DecodeConfig) -> bool:
     With one row or two of a long k it does not, though threads have few words of a.
     """
     own, side, scale_rows = aligned_config(p, config), width(p.m), SCALE_ROWS.get(in_groups(p).scale_b, 0)
-    if not holds(own, side, scale_rows, LEAST_STAGES * config.k_warpgroups, p.target):
-        return False
-    return fixed_bytes(own, side, scale_rows, stages(own, side, scale_rows, p.target)) <= STATIC_BYTES
+    fewest = LEAST_STAGES * config.k_warpgroups
+    static = fixed_bytes(own, side, scale_rows, fewest) + BARRIER_BYTES
+    return static <= STATIC_BYTES and holds(own, side, scale_rows, fewest, p.target)
 
 
 def has_few_words(p: ScaledMm, config: DecodeConfig) -> bool:
