@@ -36,7 +36,6 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "layer": ("bench", "model", "m"),
     "hf_decoder": ("bench", "mode", "m"),
     "choice": ("bench", "mode", "m", "n", "k"),
-    "unaligned_layouts": ("bench", "scale_a", "scale_b", "out", "bias", "address", "m", "n", "k"),
     "accuracy": ("bench", "mode", "data", "m", "n", "k", "kernel", "fast", "out"),
     "against": ("kind", "case"),
     "overhead": ("framework", "step"),
@@ -69,7 +68,6 @@ class Results(NamedTuple):
     jax_layer: Sequence[Record] = ()
     hf_decoder: Sequence[Record] = ()
     choice: Sequence[Record] = ()
-    unaligned_layouts: Sequence[Record] = ()
     accuracy: Sequence[Record] = ()
     ending: Sequence[Record] = ()
     odd_products: Sequence[Record] = ()

@@ -176,7 +176,8 @@ def page(found: Results) -> str:
 
 def measured() -> Results | None:
     """Return the results of the latest run with accuracy records, or None."""
-    shown = rules.select(run for path in sorted(RUNS.rglob("*.jsonl")) for run in results.runs(path))
+    files = sorted((*RUNS.glob("*.jsonl"), *RUNS.glob("accuracy/*.jsonl")))
+    shown = rules.select(run for path in files for run in results.runs(path))
     own = [
         run._replace(parts=[part])
         for run in shown.runs
