@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final, NamedTuple
 
+from bench.odd_cases import log_uniform
 from fp8core.ops.explain import explain_product
 from fp8core.problem import Granularity, ScaledMm, Target
 
@@ -220,7 +221,7 @@ def _drawn(name: str) -> tuple[Case, ...]:
             n = _near(chance, n, chance.choice((8, 64, 128)))
             k = _near(chance, k, chance.choice((16, 128, 128)))
         n += chance.randrange(1, 8) if chance.random() < 0.06 else 0
-        m = round(math.exp(chance.uniform(*map(math.log, made.rows))))
+        m = log_uniform(chance, *made.rows)
         if chance.random() < 0.4:
             m = -(-m // 8) * 8 if m < 512 else -(-m // 128) * 128
         least, most = made.weight_bytes

@@ -120,9 +120,14 @@ def listed() -> tuple[Product, ...]:
     )
 
 
+def log_uniform(chance: random.Random, least: float, most: float) -> int:
+    """Return a log-uniformly distributed number."""
+    return round(math.exp(chance.uniform(math.log(least), math.log(most))))
+
+
 def _extent(chance: random.Random, least: float, most: float) -> int:
     """Return a log-uniformly distributed number; half of the numbers are rounded up to a multiple of `STEP`."""
-    number = round(math.exp(chance.uniform(math.log(least), math.log(most))))
+    number = log_uniform(chance, least, most)
     return number if chance.random() < 0.5 else math.ceil(number / STEP) * STEP
 
 
@@ -131,7 +136,7 @@ def draws(seed: int) -> Iterator[Product]:
     chance = random.Random(seed)
     while True:
         least, most = (1, FEW) if chance.random() < 0.6 else (FEW, MANY)
-        m = round(math.exp(chance.uniform(math.log(least), math.log(most))))
+        m = log_uniform(chance, least, most)
         n, k = _extent(chance, 200, 16384), _extent(chance, 64, 16384)
         made = Product(
             m,

@@ -20,19 +20,19 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from os import cpu_count
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Final, NamedTuple
 
 from bench import odd_products, results
 from bench.choice_records import H200
 from bench.needs import require_gpu
-from bench.odd_cases import BLOCKS, CODES, FEW, GROUP, ROW, WIDE, Product
+from bench.odd_cases import BLOCKS, CODES, FEW, GROUP, ROW, WIDE, Product, log_uniform
 from bench.results import Record
 from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90 import decode_unaligned_config as config_model
 from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 
 ROWS: Final = (1, 3, 5, 8, 9, 12, 16, 20, 24, 32, 40, 50, FEW)
@@ -49,7 +49,7 @@ def drawn(count: int, seed: int, *, large: bool) -> list[Product]:
     chance, found = random.Random(seed), list[Product]()
     of_n, of_k, of_bytes = SIZES[large]
     while len(found) < count:
-        n, k = (round(math.exp(chance.uniform(*map(math.log, ends)))) for ends in (of_n, of_k))
+        n, k = log_uniform(chance, *of_n), log_uniform(chance, *of_k)
         made = Product(
             ROWS[len(found) % len(ROWS)],
             n,
@@ -70,23 +70,22 @@ def name(config: DecodeConfig) -> str:
     return f"{config.residues} {tiles} {config.ctas_per_sm} {config.split_k}"
 
 
-def layouts(made: Product, target: Target) -> dict[str, DecodeConfig]:
+def layouts(p: ScaledMm) -> dict[str, DecodeConfig]:
     """Return the layouts of a product by their names."""
-    return {name(config): config for config in config_model.candidates(in_groups(made.problem(target)))}
+    return {name(config): config for config in config_model.candidates(in_groups(p))}
 
 
 def compiled(made: Product) -> None:
     """Compile the layouts of a product, in a process of its own: the compiled kernels are kept on the disk."""
-    target = device.target(0)
-    for config in layouts(made, target).values():
-        decode_unaligned(made.problem(target), config)
+    p = made.problem(device.target(0))
+    for config in layouts(p).values():
+        decode_unaligned(p, config)
 
 
 def measure(made: Product) -> Record:
     """Return the times of a product in all of its layouts."""
-    target = device.target(0)
-    p = made.problem(target)
-    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in layouts(made, target).items()})
+    p = made.problem(device.target(0))
+    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in layouts(p).items()})
     return {
         "bench": "unaligned_layouts",
         **made._asdict(),
@@ -124,8 +123,7 @@ def report(records: Iterable[Record]) -> Iterator[str]:
         found[side].append(loss)
     for side, each in sorted(found.items()):
         each.sort()
-        mean = math.exp(sum(map(math.log, each)) / len(each))
-        tenth = each[len(each) * 9 // 10]
+        mean, tenth = geometric_mean(each), each[len(each) * 9 // 10]
         yield f"N {side}: {len(each)} products, mean {mean:.3f}, nine of ten {tenth:.3f}, most {each[-1]:.3f}"
 
 
@@ -146,7 +144,7 @@ def samples_of(records: Iterable[Record], side: int) -> list[Sample]:
         made, us = product_of(record), record["us"]
         if width(made.m) == side:
             p, fastest = in_groups(made.problem(H200)), min(us.values())
-            of_name = layouts(made, H200)
+            of_name = layouts(p)
             near = ((of_name[at], time, time / fastest) for at, time in us.items() if at in of_name)
             found += [Sample(p, config, time, ratio**-3) for config, time, ratio in near if ratio < NEAR]
     return found
