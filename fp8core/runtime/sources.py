@@ -5,6 +5,7 @@ The cache on disk is keyed by the text that is compiled, so all headers of the p
 
 import hashlib
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -89,11 +90,16 @@ def flatten_file(base: Path, name: str) -> str:
 @cache
 def digest() -> str:
     """Return the SHA-256, in hexadecimal, of the names and texts of all device sources."""
+    folders = (root() / folder for folder, _ in ENTRIES.values())
+    return digest_of(root(), (path for each in folders for path in sorted(p for p in each.rglob("*") if p.is_file())))
+
+
+def digest_of(base: Path, files: Iterable[Path]) -> str:
+    """Return the SHA-256, in hexadecimal, of the texts of files and their names relative to ``base``."""
     state = hashlib.sha256()
-    for folder, _ in ENTRIES.values():
-        for path in sorted(p for p in (root() / folder).rglob("*") if p.is_file()):
-            text = path.read_bytes()
-            state.update(f"{path.relative_to(root()).as_posix()}\0{len(text)}\0".encode() + text)
+    for path in files:
+        text = path.read_bytes()
+        state.update(f"{path.relative_to(base).as_posix()}\0{len(text)}\0".encode() + text)
     return state.hexdigest()
 
 

@@ -1,12 +1,12 @@
 """`compile_options`: inductor options and a graph pass for models of FP8 layers."""
 
-import hashlib
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
+from fp8core.runtime.sources import digest_of
 from fp8core.torch.joining import ARRAYS, LINEAR, LINEAR_JOINED, join_, runs
 
 PDL: Final = "triton.enable_pdl"
@@ -141,9 +141,5 @@ def digest(package: Path) -> str | None:
     pass reads from other modules, and on the shapes and strides that the operators declare for their results. So the
     hash is of the whole package: a list of modules would miss those that they import later.
     """
-    state = hashlib.sha256()
     found = sorted(package.rglob("*.py"))
-    for path in found:
-        text = path.read_bytes()
-        state.update(f"{path.relative_to(package).as_posix()}\0{len(text)}\0".encode() + text)
-    return state.hexdigest() if found else None
+    return digest_of(package, found) if found else None

@@ -60,7 +60,8 @@ def a_is_unaligned(p: ScaledMm) -> bool:
 def aligns_a(p: ScaledMm, config: DecodeConfig) -> bool:
     """Return whether each block aligns its own part of a: if its threads have few words of it each."""
     if is_along_k(p) and width(p.m) == MOST_ROWS:
-        return aligns_at_once(p, config)
+        alone = config.m_warpgroups == config.k_warpgroups == config.ctas_per_sm == config.residues == 1
+        return alone and words_of(p, config) <= MOST_WORDS  # one batch
     along_k = 32 if config.ctas_per_sm == config.m_warpgroups == config.k_warpgroups == 1 else 16
     room = width(p.m) <= (along_k if is_along_k(p) else MOST_ROWS)  # by registers
     return room and has_few_words(p, config) and holds_a(p, config) and not pair_spills(p, config)
@@ -82,19 +83,13 @@ def has_few_words(p: ScaledMm, config: DecodeConfig) -> bool:
     return words_of(p, config) <= LOOSE_BATCHES * most_words(p, config)
 
 
-def aligns_at_once(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether blocks of one warpgroup, each with a multiprocessor, load 33 to 64 rows of a in one batch."""
-    alone = config.m_warpgroups == config.k_warpgroups == config.ctas_per_sm == config.residues == 1
-    return width(p.m) == MOST_ROWS and alone and words_of(p, config) <= MOST_WORDS
-
-
 def pair_spills(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether two warpgroups for alternate k-blocks, which could align a otherwise, spill registers.
+    """Return whether two warpgroups for alternate k-blocks that align a spill registers.
 
-    They do with 33 to 64 rows and an FP8 result that has a bias and amax. With scales along k they align no such rows.
+    They do with 33 to 64 rows, which they align without scales along k alone, and an FP8 result with a bias and amax.
     """
-    ending = p.out in OCP and p.bias != "" and p.amax and not is_along_k(p)
-    return ending and width(p.m) == MOST_ROWS and config.k_warpgroups > 1 and has_few_words(p, config)
+    ending = p.out in OCP and p.bias != "" and p.amax
+    return ending and width(p.m) == MOST_ROWS and config.k_warpgroups > 1
 
 
 def aligned_config(p: ScaledMm, config: DecodeConfig) -> DecodeConfig:

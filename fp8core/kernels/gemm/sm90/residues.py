@@ -59,9 +59,9 @@ def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
     multiprocessor with 9 to 16 rows or with the bias of an FP8 result, and two warpgroups with 33 to 64 rows that align
     a, or that apply scales of each channel along k before a bias, an amax or a conversion to FP8.
     """
-    # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
     if config.residues == 1:
         return False
+    # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
     side, of_channels = MOST_ROWS if p.batch_invariant else width(p.m), in_groups(p).scale_b == "group"
     if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
         if p.batch_invariant or (of_channels and (p.out in OCP or p.bias != "" or p.amax)):
