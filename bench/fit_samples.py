@@ -146,7 +146,6 @@ def of_decode(records: Iterable[Record]) -> list[Sample]:
 
 
 FALLBACKS: Final[dict[str, Callable[[ScaledMm], float]]] = {
-    "sm90_decode_unaligned": fallback_cost.unaligned_us,
     "realigned": fallback_cost.realigned_us,
     "generic_decode": fallback_cost.generic_decode_us,
     "generic_mma": fallback_cost.generic_mma_us,

@@ -1,12 +1,13 @@
 """Times every layout of `sm90_decode_unaligned` for odd products of up to 64 rows, and judges the one that it chooses.
 
-    python -m bench.unaligned_layouts [--json FILE] [--count 100] [--large] [--seed 1] [--seconds 120]
+    python -m bench.unaligned_layouts [--json FILE] [--count 100] [--sizes SIZES] [--seed 1] [--seconds 120]
     python -m bench.unaligned_layouts --judge FILE ... [--fit]
 
-The layouts of a product are interleaved, and weights rotate over more memory than L2 holds. --judge times nothing and
-needs no GPU: it prints how much slower than the fastest layouts of the files the chosen ones are. --fit prints the
-costs (`decode_unaligned_config.COSTS`) that the times give: those of least squares of the logarithms of estimate over
-time, where layouts near the fastest of a product count most.
+The layouts of a product are interleaved, and weights rotate over more memory than L2 holds. Layouts that are estimated
+to take more than --within times as long as the cheapest are left out. --judge times nothing and needs no GPU: it prints
+how much slower than the fastest layouts of the files the chosen ones are. --fit prints the costs
+(`decode_unaligned_config.COSTS`) that the times give: those of least squares of the logarithms of estimate over time,
+where layouts near the fastest of a product count most.
 """
 
 import argparse
@@ -36,18 +37,25 @@ from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 
 ROWS: Final = (1, 3, 5, 8, 9, 12, 16, 20, 24, 32, 40, 50, FEW)
-SIZES: Final = {False: ((300, 16384), (128, 16384), (3e5, 60e6)), True: ((3000, 40000), (1000, 20000), (25e6, 180e6))}
-"""The least and most n, k and bytes of weights that are drawn, by whether they are large."""
+SIZES: Final = {
+    "small": ((200, 16384), (64, 16384), (2e4, 8e6)),
+    "medium": ((300, 16384), (128, 16384), (3e5, 60e6)),
+    "large": ((3000, 40000), (1000, 20000), (25e6, 180e6)),
+}
+"""The least and most n, k and bytes of weights that are drawn."""
 NEAR: Final = 1.5
 """Layouts that take up to so many times as long as the fastest one are fitted to; they count by this ratio's cube."""
 ERROR: Final = 0.08
 """Errors of a logarithm count by their square below this, and linearly above it."""
 
 
-def drawn(count: int, seed: int, *, large: bool) -> list[Product]:
-    """Return random odd products, with as many of each number of rows; they are determined by the arguments."""
+def drawn(count: int, seed: int, sizes: str) -> list[Product]:
+    """Return random odd products, with as many of each number of rows; they are determined by the arguments.
+
+    Small weights have results that are added to, and amax, too.
+    """
     chance, found = random.Random(seed), list[Product]()
-    of_n, of_k, of_bytes = SIZES[large]
+    of_n, of_k, of_bytes = SIZES[sizes]
     while len(found) < count:
         n, k = log_uniform(chance, *of_n), log_uniform(chance, *of_k)
         made = Product(
@@ -59,6 +67,9 @@ def drawn(count: int, seed: int, *, large: bool) -> list[Product]:
             bias=chance.choice(("", "", "bfloat16")),
             address=chance.choice((16, 16, 1)),
         )
+        if sizes == "small":
+            beta = float(chance.random() < 0.25 and made.out not in CODES)
+            made = made._replace(beta=beta, amax=chance.random() < 0.25)
         if made.odd and of_bytes[0] <= n * k <= of_bytes[1]:
             found.append(made)
     return found
@@ -67,25 +78,29 @@ def drawn(count: int, seed: int, *, large: bool) -> list[Product]:
 def name(config: DecodeConfig) -> str:
     """Return the name of a layout in records."""
     tiles = "x".join(map(str, config_model.warpgroups(config)))
-    return f"{config.residues} {tiles} {config.ctas_per_sm} {config.split_k}"
+    panels = f" of {config.panels}" if config.panels > 1 else ""
+    return f"{config.residues} {tiles} {config.ctas_per_sm} {config.split_k}{panels}"
 
 
-def layouts(p: ScaledMm) -> dict[str, DecodeConfig]:
-    """Return the layouts of a product by their names."""
-    return {name(config): config for config in config_model.candidates(in_groups(p))}
+def layouts(p: ScaledMm, within: float = math.inf) -> dict[str, DecodeConfig]:
+    """Return the layouts of a product by their names, if they cost up to ``within`` times as much as the cheapest."""
+    p = in_groups(p)
+    us = {config: config_model.us(p, config) for config in config_model.candidates(p)}
+    most = within * min(us.values())
+    return {name(config): config for config, cost in us.items() if cost <= most}
 
 
-def compiled(made: Product) -> None:
+def compiled(made: Product, within: float) -> None:
     """Compile the layouts of a product, in a process of its own: the compiled kernels are kept on the disk."""
     p = made.problem(device.target(0))
-    for config in layouts(p).values():
+    for config in layouts(p, within).values():
         decode_unaligned(p, config)
 
 
-def measure(made: Product) -> Record:
-    """Return the times of a product in all of its layouts."""
+def measure(made: Product, within: float) -> Record:
+    """Return the times of a product in its layouts."""
     p = made.problem(device.target(0))
-    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in layouts(p).items()})
+    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in layouts(p, within).items()})
     return {
         "bench": "unaligned_layouts",
         **made._asdict(),
@@ -138,15 +153,18 @@ class Sample(NamedTuple):
 
 
 def samples_of(records: Iterable[Record], side: int) -> list[Sample]:
-    """Return the times of layouts near the fastest one of each product of an N side."""
+    """Return the times of layouts of an N side near the fastest one of each product."""
     found = []
     for record in records:
-        made, us = product_of(record), record["us"]
-        if width(made.m) == side:
-            p, fastest = in_groups(made.problem(H200)), min(us.values())
-            of_name = layouts(p)
+        us, p = record["us"], in_groups(product_of(record).problem(H200))
+        if side <= width(p.m):
+            of_name, fastest = layouts(p), min(us.values())
             near = ((of_name[at], time, time / fastest) for at, time in us.items() if at in of_name)
-            found += [Sample(p, config, time, ratio**-3) for config, time, ratio in near if ratio < NEAR]
+            found += [
+                Sample(p, config, time, ratio**-3)
+                for config, time, ratio in near
+                if ratio < NEAR and width(config_model.panel_of(p, config.panels).m) == side
+            ]
     return found
 
 
@@ -192,7 +210,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line a product to this file")
     parser.add_argument("--count", type=int, default=100, help="how many products are drawn")
-    parser.add_argument("--large", action="store_true", help="draw large weights")
+    parser.add_argument("--sizes", choices=SIZES, default="medium", help="of the weights that are drawn")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="FACTOR")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120.0, help="start no further product after so long")
     parser.add_argument("--judge", type=Path, nargs="+", metavar="FILE", help="files of such records, to time nothing")
@@ -205,14 +224,14 @@ def main() -> None:
             print(side, fitted(records, side))
         return
     require_gpu(parser)
-    end, cases = time.monotonic() + options.seconds, drawn(options.count, options.seed, large=options.large)
+    end, cases = time.monotonic() + options.seconds, drawn(options.count, options.seed, options.sizes)
     records = []
     with ProcessPoolExecutor(max(1, (cpu_count() or 2) - 1), get_context("spawn")) as pool:
-        for made, ready in [(made, pool.submit(compiled, made)) for made in cases]:
+        for made, ready in [(made, pool.submit(compiled, made, options.within)) for made in cases]:
             if time.monotonic() > end:
                 break
             ready.result()
-            records.append(measure(made))
+            records.append(measure(made, options.within))
             results.append(options.json, records[-1])
         pool.shutdown(cancel_futures=True)
     print(*report(records), sep="\n")

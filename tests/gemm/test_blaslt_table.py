@@ -8,6 +8,7 @@ from fp8core.errors import UnsupportedProblemError
 from fp8core.kernels.gemm.blaslt import query
 from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_PAD_M
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
+from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
@@ -25,7 +26,7 @@ def verdicts(p):
 
 def preferred(p):
     """Return the first able and preferred row behind the hand-written ones, which have tests of their own."""
-    own = {kernel.name for kernel in (SM90_DECODE, SM90_TILED)}
+    own = {kernel.name for kernel in (SM90_DECODE, SM90_TILED, SM90_DECODE_UNALIGNED)}
     return next(
         v.kernel for v in SCALED_MM.explain(p).verdicts if v.status in ("chosen", "able") and v.kernel not in own
     )
@@ -63,7 +64,6 @@ CHOICES = [
     (problem("group x block", vectors_alignment=4), "cublaslt_relayout"),
     (problem(out="float8_e4m3fn", out_scale=True, amax=True, vectors_alignment=4), "cublaslt_epilogue"),
     (problem(batch_invariant=True), "generic_decode"),
-    (problem(alignment=8), "sm90_decode_unaligned"),
     (problem(k=4104), "generic_decode"),
     (problem(k=0), "generic_decode"),
     (problem(n=250), "generic_decode"),

@@ -72,6 +72,9 @@ UNALIGNED = {
     "two-shared": DecodeProduct(laid_out(multicast_tiles=2, phases=16, residues=2), (64, 1900, 515), ("group", "block"), offsets=(0, 8, 0)),
     "more-rows": DecodeProduct(laid_out(a_stages=6, ctas_per_sm=1, phases=16), (90, 1100, 515), offsets=(1, 3, 2)),
     "more-rows-of-two": DecodeProduct(laid_out(a_stages=6, ctas_per_sm=1, phases=16, residues=2), (90, 600, 515), ("group", "block"), offsets=(1, 3, 2)),
+    "panels": DecodeProduct(laid_out(phases=8, panels=3), (37, 600, 518), ("group", "block"), gaps=(10, 0, 0), out="float8_e4m3fn", bias="float32", amax=True),
+    "panels-aligned": DecodeProduct(laid_out(phases=16, residues=2, panels=2), (20, 600, 515), bias="float32", activation="gelu", beta=1.0, amax=True, offsets=(1, 3, 2)),
+    "panels-in-groups": DecodeProduct(laid_out(4, phases=8, panels=3), (33, 300, 514), ("group", "group"), offsets=(1, 3, 4), out="float32", beta=0.5),
     "most-rows": DecodeProduct(laid_out(4, a_stages=6, ctas_per_sm=1, phases=8), (128, 600, 1030), ("group", "block"), bias="float32", activation="gelu"),
     "most-rows-groups": DecodeProduct(laid_out(8, a_stages=6, ctas_per_sm=1, phases=1), (101, 190, 3200), ("group", "group"), offsets=(1, 1, 0), out="float8_e4m3fn", amax=True),
 }  # fmt: skip

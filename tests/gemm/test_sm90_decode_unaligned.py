@@ -11,7 +11,7 @@ import pytest
 from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90 import decode_unaligned as module
 from fp8core.kernels.gemm.sm90.decode import config_for, decode
-from fp8core.kernels.gemm.sm90.decode_config import clusters_at_once
+from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig, clusters_at_once
 from fp8core.kernels.gemm.sm90.decode_unaligned import (
     SM90_DECODE_UNALIGNED,
     UnalignedMaps,
@@ -20,7 +20,7 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import (
     layout_with,
     plan_unaligned,
 )
-from fp8core.kernels.gemm.sm90.decode_unaligned_config import candidates
+from fp8core.kernels.gemm.sm90.decode_unaligned_config import candidates, panel_of
 from fp8core.kernels.gemm.sm90.residues import phases_of, residues_of
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
@@ -258,6 +258,22 @@ def test_results_in_layouts_that_are_not_chosen(operands, m):
         made.check(decode_unaligned(made.problem, config), CUT_OFF)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+@pytest.mark.parametrize(
+    ("m", "panels", "offsets"), [(9, 2, (1, 0, 0)), (39, 3, (1, 3, 1)), (64, 8, (15, 7, 2)), (50, 2, (0, 3, 0))]
+)
+def test_rows_in_panels_have_their_bits_in_one(operands, m, panels, offsets, modes):
+    """Blocks align a, or load it where its rows are aligned; the last panel may be short."""
+    made = operands((m, 1200, 1001), modes, offsets, ("bfloat16", "float32", FN)[panels % 3], "float32", amax=True)
+    phases = phases_of(made.problem.ldb)
+    config = DecodeConfig(2, 8, 1, 1, 1, 4, phases=phases, residues=2, panels=panels)
+    made.check(decode_unaligned(made.problem, config), CUT_OFF)
+    own, largest = made.run(decode_unaligned(made.problem, config)), float(made.amax[0])
+    np.testing.assert_array_equal(own, made.run(decode_unaligned(made.problem, config._replace(panels=1))))
+    assert largest == float(made.amax[0])
+
+
 def aligned(made):
     """Return the operands with the same codes in aligned rows, among NaN."""
     import cupy
@@ -287,7 +303,8 @@ def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
     """In the same layout: whatever is before and behind a row's codes, each is multiplied in its place."""
     odd = operands((m, n, k), modes, (3, 1 + gap, 0))
     even = aligned(odd)
-    for config in (layout_with(odd.problem, 1), layout_with(odd.problem, 2), layout(odd.problem)):
+    chosen = layout(odd.problem)._replace(panels=1, a_stages=4)
+    for config in (layout_with(odd.problem, 1), layout_with(odd.problem, 2), chosen):
         tiles = -(-n // config.tile)
         if phases_of(odd.problem.ldb) > 1 or config.residues == 1:
             got = odd.run(decode_unaligned(odd.problem, config))
@@ -313,7 +330,8 @@ def test_bits_are_those_of_aligned_operands(operands, m, n, k, gap, modes):
 )
 def test_rows_that_blocks_align_have_the_bits_of_copies(operands, monkeypatch, m, n, k, gaps, modes):
     made = operands((m, n, k), modes, (*gaps, 1), "float32", "float32", amax=True)
-    assert module.aligns_a(made.problem, layout(made.problem))
+    config = layout(made.problem)
+    assert module.aligns_a(panel_of(made.problem, config.panels), config)
     plan = plan_unaligned(made.problem)
     assert plan.scratch_bytes == 0
     made.check(plan, CUT_OFF)

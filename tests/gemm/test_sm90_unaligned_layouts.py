@@ -35,16 +35,20 @@ def test_blocks_of_every_candidate_are_placed_and_hold_what_they_load(n, k, m, s
     for config in found:
         tiles = model.channels(n, config) // (config.tile * config.multicast_tiles)
         assert tiles * config.tile * config.multicast_tiles >= n
-        places = clusters_at_once(p.target)[config.cluster] * config.ctas_per_sm
+        places = clusters_at_once(p.target)[config.cluster] * config.ctas_per_sm // config.panels
         assert config.clusters == min(tiles, places)
+        assert config.panels == 1 or tiles <= places
+        panel = model.panel_of(p, config.panels)
+        side = width(panel.m)
+        assert config.panels == -(-m // side)
         assert config.split_k <= -(-k // 128)
         assert config.phases == phases_of(k)
         assert config.phases % config.residues == 0
-        assert config.multicast_tiles == 1 or width(m) == 64
-        as_launched = aligned_config(p, config) if a_is_unaligned(p) and aligns_a(p, config) else config
+        assert config.multicast_tiles == 1 or side == 64
+        as_launched = aligned_config(panel, config) if a_is_unaligned(p) and aligns_a(panel, config) else config
         depth, scale_rows = 2 * config.k_warpgroups, SCALE_ROWS.get(p.scale_b, 0)
-        needed = ring_bytes(as_launched, width(m), depth)
-        assert needed <= dynamic_bytes(as_launched, width(m), scale_rows, depth, p.target)
+        needed = ring_bytes(as_launched, side, depth)
+        assert needed <= dynamic_bytes(as_launched, side, scale_rows, depth, p.target)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +82,7 @@ def test_two_warpgroups_that_align_many_rows_have_tiles_of_one_residue(m):
         (config.residues, aligns_a(p, config))
         for p in [problem(m, 9001, 255)]
         for config in model.candidates(p)
-        if config.m_warpgroups * config.k_warpgroups > 1
+        if config.m_warpgroups * config.k_warpgroups > 1 and config.panels == 1
     }
     assert ((2, True) in found) == (m < 33)
 
@@ -92,12 +96,32 @@ def test_without_a_prefetch_the_sums_have_the_same_order(early):
     assert config.ctas_per_sm == most.ctas_per_sm if early else config.ctas_per_sm <= 2
 
 
-def test_what_is_aligned_or_batch_invariant_has_the_layout_of_the_aligned_kernel():
+def test_the_order_of_batch_invariant_sums_is_that_of_the_aligned_kernel():
     far = problem(12, 5000, 4101)
-    for p in (far._replace(batch_invariant=True), far._replace(k=4096, ldb=4096, lda=4096, alignment=16)):
-        assert layout(p) == layout_with(p, 1)
-    near = far._replace(k=4096, ldb=4096, lda=4097)  # a alone is unaligned
-    assert layout(near) == model.cheapest(near)
+    near = far._replace(k=4096, ldb=4096, lda=4096, alignment=16, out="float8_e4m3fn", out_scale=True)
+    for p in (far, near):
+        invariant = p._replace(batch_invariant=True)
+        assert layout(invariant) == layout_with(invariant, 1)
+        assert layout(p) == model.cheapest(p)
+
+
+@pytest.mark.parametrize("scales", [ROW, BLOCK, GROUP], ids="-".join)
+@pytest.mark.parametrize(("n", "k"), [(100, 15), (448, 262), (1100, 555), (300, 3064), (16000, 900), (3000, 9001)])
+def test_panels_are_weighed_where_the_weight_is_small(n, k, scales):
+    for m in (8, 9, 30, 64):
+        found = {config.panels for config in model.candidates(in_groups(problem(m, n, k, scales=scales)))}
+        panels = {-(-m // side) for side in model.COSTS}
+        assert found <= {1} | {each for each in panels if n * k * each <= model.MOST_BYTES}
+        if n * k < 2e5:
+            assert found == panels
+
+
+@pytest.mark.parametrize("m", [20, 40, 64])
+@pytest.mark.parametrize(("n", "k"), [(448, 262), (800, 112), (270, 904)])
+def test_rows_of_the_smallest_weights_are_in_panels(n, k, m):
+    assert layout(problem(m, n, k)).panels > 1
+    assert layout(problem(m, n, k, batch_invariant=True)).panels == 1
+    assert layout(problem(m, 20 * n, 20 * k)).panels == 1
 
 
 def test_chosen_layouts_are_near_the_fastest(records):
@@ -107,17 +131,18 @@ def test_chosen_layouts_are_near_the_fastest(records):
     for side in model.COSTS:
         each = sorted(loss for of, loss in found if of == side)
         assert len(each) >= 60
-        assert math.exp(sum(map(math.log, each)) / len(each)) <= 1.04
-        assert each[len(each) * 9 // 10] <= 1.1
-        assert each[-1] <= 1.4
+        assert math.exp(sum(map(math.log, each)) / len(each)) <= 1.05
+        assert each[len(each) * 9 // 10] <= 1.15
+        assert each[-1] <= 1.3
 
 
 @pytest.mark.parametrize("side", sorted(model.COSTS))
 def test_costs_are_those_that_the_records_give(records, side):
-    """No cost that is moved by a tenth fits the times better."""
+    """No cost that is moved by a tenth, or by the last of its decimals, fits the times better."""
     samples, costs = bench.samples_of(records, side), model.COSTS[side]
     least = bench.loss(samples, costs)
     numbers = bench.flat(costs)
     for i, number in enumerate(numbers):
-        for moved in (0.9 * number, 1.1 * number):
+        step = max(number / 10, 0.001)
+        for moved in (max(0.0, number - step), number + step):
             assert bench.loss(samples, bench.filled(costs, [*numbers[:i], moved, *numbers[i + 1 :]])) >= least

@@ -97,9 +97,17 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
     float beta) {
     extern __shared__ char dynamic[];
     __shared__ float row_scales[C::width];
+    RowPanel panel = {0, m, m};
+    if constexpr (C::phases > 0) {
+        panel = RowPanel::of<C::width>(m, (int)blockIdx.y, (int)gridDim.y);
+        m = panel.rows;
+        scale_a += panel.first * scale_a_row;
+        constexpr int bytes = C::out_type > BFLOAT16 ? 1 : sizeof(typename Result<C::out_type>::Element);
+        out = static_cast<char*>(out) + panel.first * ldo * bytes;
+    }
 #if FP8_A_VECTORS
     const TensorMap* const a_codes = nullptr;
-    const WideRows rows_of_x = {x, x_stride, m, x_vecs};
+    const WideRows rows_of_x = {x + panel.first * x_stride, x_stride, m, x_vecs};
 #else
     const TensorMap* const a_codes = &a_map;
     const WideRows rows_of_x = {};
@@ -115,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if !FP8_PHASES
     constexpr float *out_scale = nullptr, *amax = nullptr;
 #endif
-    if (block.loads(&weight_map, a_codes, of_a, of_b, m, n, WarpUnits<C>::storing_warps, prefetch_weight)) return;
+    if (block.loads(&weight_map, a_codes, of_a, of_b, panel, n, WarpUnits<C>::storing_warps, prefetch_weight)) return;
     const int lane = block.lane;
     KBlockIterator& k_iter = block.k_iter;
     const WarpUnits<C> own(block);

@@ -47,21 +47,21 @@ struct DecodeBlock {
     // `storing_warps` warps of each block of a tile release every reduction buffer.
     template <class Map>
     DEVICE bool loads(const Map* weight_map, const TensorMap* a_map, const ScaleGrid& of_a, const ScaleGrid& of_b,
-                      int m, int n, int storing_warps, int prefetch_weight) {
+                      const RowPanel& panel, int n, int storing_warps, int prefetch_weight) {
         if (warp == C::consumers / 32) {
             load_weight<C>(weight_map, ring, pipeline, a_requested, k_iter, prefetch_weight, lane);
             return true;
         }
         if (warp == C::consumers / 32 + 1) {
             load_a<C>(a_map, a_ring, a_pipeline, reduce_full, storing_warps * C::split_k, k_iter, rank,
-                      first / C::split_k, m, lane);
+                      first / C::split_k, panel, lane);
             return true;
         }
         threads_sync(1, C::threads);
         if (C::cluster > 1) cluster_arrive();
         if (!prefetch_weight) grid_dependency_wait();
         if (C::blockwise && warp == C::consumers / 32 + 2) {
-            load_scales<C>(stage_scales(), a_pipeline, of_a, of_b, k_iter, m, n, lane);
+            load_scales<C>(stage_scales(), a_pipeline, of_a, of_b, k_iter, panel.rows, n, lane);
             return true;
         }
         return false;

@@ -50,6 +50,19 @@ struct DecodeLayout : Config {
     static constexpr int multicast_mask = ((1 << cluster) - 1) / ((1 << Config::split_k) - 1);
 };
 
+// The rows of a and of the result that a block makes, from `first` on, and how many rows it loads of a: also some past
+// the last one where there are several panels, whose boxes are of equal size.
+struct RowPanel {
+    int first, rows, loaded;
+
+    // All panels but the last have `most` rows.
+    template <int most>
+    DEVICE static RowPanel of(int m, int index, int count) {
+        const int first = index * most;
+        return {first, min(m - first, most), count > 1 ? most : m};
+    }
+};
+
 // The scales of the k-blocks in the ring of a. Without blocked scales no kernel uses it.
 template <class C>
 struct alignas(8) StageScales {
@@ -109,13 +122,13 @@ DEVICE void load_weight(const Map* map, unsigned ring, const PipelineBarriers<C:
 // The warp that loads a; it also initializes the reduction's barriers, reduce_full and reduce_empty (with `arrivals`),
 // which a_requested follows.
 //
-// If the block writes the codes of a itself (a_vectors) it loads nothing; otherwise it loads the `rows` that a has, or
+// If the block writes the codes of a itself (a_vectors) it loads nothing; otherwise it loads the rows of its panel, or
 // for multicast peers its share of all rows. It loads no more because TMA takes longer to fill a row with zeros than to
 // load it; whatever the other rows of a stage contain reaches no row of the result.
 template <class C>
 DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C::a_stages>& pipeline,
-                   unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank, int rows,
-                   int lane) {
+                   unsigned reduce_full, int arrivals, KBlockIterator& k_iter, int rank, int multicast_rank,
+                   const RowPanel& panel, int lane) {
     if (lane == 0) {
         if (!C::a_vectors) {
             map_prefetch(map);
@@ -136,7 +149,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
         if (elected()) {
             if (C::prefetch_k_blocks) barrier_arrive(reduce_full + 16);
             const int row = multicast_rank * (C::width / C::multicast_tiles);
-            const int bytes = C::multicast_tiles > 1 ? C::a_bytes : rows * BLOCK_K;
+            const int bytes = C::multicast_tiles > 1 ? C::a_bytes : panel.loaded * BLOCK_K;
             for (Ring<C::a_stages> at(0); k_iter.more(); k_iter.next(), at.advance(1)) {
                 pipeline.wait_empty(at);
                 barrier_expect(pipeline.full(at), bytes);
@@ -144,7 +157,7 @@ DEVICE void load_a(const TensorMap* map, unsigned ring, const PipelineBarriers<C
                 if (C::multicast_tiles > 1)
                     tile_load_shared(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at),
                                      C::multicast_mask << rank);
-                else tile_load(to, map, k_iter.k_block * BLOCK_K, row, pipeline.full(at));
+                else tile_load(to, map, k_iter.k_block * BLOCK_K, panel.first, pipeline.full(at));
             }
         }
     }

@@ -71,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     const int active = min((m + 15) / 16, 4);  // warps that have rows of a
     DecodeBlock<C> block(dynamic, n, k_blocks);
     const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
-    if (block.loads(&weight_map, &a_map, of_a, of_b, m, n, active, prefetch_weight)) return;
+    if (block.loads(&weight_map, &a_map, of_a, of_b, {0, m, m}, n, active, prefetch_weight)) return;
     const int warp = block.warp, lane = block.lane, rank = block.rank, first = block.first;
     KBlockIterator& k_iter = block.k_iter;
 

@@ -11,11 +11,16 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import generic, realigned
 from fp8core.kernels.gemm.blaslt.mapping import FOUR
 from fp8core.kernels.gemm.overlap import overlapped_us
-from fp8core.kernels.gemm.realigned import ALIGNMENT
-from fp8core.kernels.gemm.scales import is_along_k
-from fp8core.kernels.gemm.sm90 import decode_cost, decode_unaligned, decode_wide_config, tiled_cost
+from fp8core.kernels.gemm.scales import in_groups, is_along_k
+from fp8core.kernels.gemm.sm90 import (
+    decode_cost,
+    decode_unaligned,
+    decode_unaligned_config,
+    decode_wide_config,
+    tiled_cost,
+)
 from fp8core.kernels.gemm.sm90.decode import config_for
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, width
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 PASS_START_US: Final = 3.092
@@ -48,12 +53,6 @@ COPY_US: Final = 0.02871
 """Time of the launches of realigned beside the product."""
 COPIED_BYTES_A_US: Final = 3.413e6
 """Bytes per microsecond that copies read and write."""
-SHIFTED_US: Final = 0.003751
-"""Time of sm90_decode_unaligned before the product."""
-SHIFTED_ROW_US: Final = 1.607e-5
-"""Addition to `SHIFTED_US` per code of a."""
-SHIFTED: Final = 1.107
-"""Time of its product, as a multiple of that of sm90_decode."""
 PAD_US: Final = 3.492
 """Time of the launches of cublaslt_pad_m beside the product."""
 SPLIT_M_US: Final = 3.659
@@ -64,7 +63,7 @@ FITTED: Final = (
     *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "CODE_US", "CODE_ROW_US", "PASS_OVERLAP", "PASS_UNALIGNED"),
     *("PASS_BLOCKWISE", "TILE_START_US"),
     *("TILE_K_BLOCK_US", "PRODUCT_US", "TILE_UNALIGNED", "TILE_BLOCKWISE", "COPY_US", "COPIED_BYTES_A_US"),
-    *("SHIFTED_US", "SHIFTED_ROW_US", "SHIFTED", "PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
+    *("PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
 )
 """The constants above that `python -m bench.fit_estimates` fits."""
 
@@ -110,13 +109,13 @@ def realigned_us(p: ScaledMm) -> float:
 
 
 def unaligned_us(p: ScaledMm) -> float:
-    """Return the estimate of sm90_decode_unaligned: from that of sm90_decode, or by its own model above 64 rows."""
+    """Return the estimate of sm90_decode_unaligned: the cost of its layout, for each of its launches."""
+    p = in_groups(p)
     if p.m > MOST_ROWS and not p.batch_invariant:
         config = decode_unaligned.layout(p)
         return decode_wide_config.us(decode_unaligned.wide(p, config.residues), config)
-    most = p._replace(k=ceil_div(p.k, ALIGNMENT) * ALIGNMENT)
-    panel, panels = min(p.m, MOST_ROWS), ceil_div(p.m, MOST_ROWS)
-    return panels * (SHIFTED_US + SHIFTED_ROW_US * width(panel) * p.k) + SHIFTED * decode_us(most)
+    launches, p = ceil_div(p.m, MOST_ROWS), p._replace(m=min(p.m, MOST_ROWS))
+    return launches * decode_unaligned_config.us(p, decode_unaligned.layout(p)) if launches else 0.0
 
 
 def pad_m_us(p: ScaledMm, library_us: float) -> float:

@@ -66,12 +66,12 @@ DECODE_PAYS: Final = Requirement(
 def _tiles_pay(p: ScaledMm) -> bool:
     if p.m > MOST_ROWS or _takes_no_time(p) or SM90_DECODE_UNALIGNED.refusal(p) is not None:
         return True
-    return p.m >= MANY and formula_us(p) <= fallback_cost.unaligned_us(p)
+    return p.m > FEW and least_us(p) <= fallback_cost.unaligned_us(p)
 
 
 TILES_PAY: Final = Requirement(
     _tiles_pay,
-    "slower than sm90_decode_unaligned for few rows, with m={p.m} n={p.n} k={p.k}",
+    "estimated to take longer than sm90_decode_unaligned, with m={p.m} n={p.n} k={p.k}",
 )
 
 DECODE: Final = SM90_DECODE._replace(
@@ -80,9 +80,8 @@ DECODE: Final = SM90_DECODE._replace(
     rough=fallback_cost.on_hopper(fallback_cost.decode_us),
 )
 TILED: Final = SM90_TILED._replace(prefers=(TILES_PAY,))
-ALIGNED: Final = (DECODE, TILED, SM89_DECODE, *CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
-"""Kernels that need operands in aligned rows."""
-COPIES: Final = realigned(ALIGNED)
+LIBRARIES: Final = (*CUBLASLT_ROWS, GFX9_DECODE, *HIPBLASLT_ROWS)
+COPIES: Final = realigned((DECODE, TILED, SM89_DECODE, *LIBRARIES))
 
 
 def _one_pass_pays(p: ScaledMm) -> bool:
@@ -94,15 +93,19 @@ def _one_pass_pays(p: ScaledMm) -> bool:
 ONE_PASS_PAYS: Final = Requirement(
     _one_pass_pays, "estimated to take longer than copying unaligned arrays, with m={p.m} n={p.n} k={p.k}"
 )
-UNALIGNED: Final = tuple(
+DECODE_UNALIGNED: Final = SM90_DECODE_UNALIGNED._replace(
+    prefers=(ONE_PASS_PAYS,), rough=fallback_cost.on_hopper(fallback_cost.unaligned_us)
+)
+"""Before the libraries: of 110 products with FP8 results or amax of up to 64 rows they were the fastest for none."""
+FALLBACKS: Final = tuple(
     kernel._replace(rough=fallback_cost.on_hopper(us))
     for kernel, us in (
-        (SM90_DECODE_UNALIGNED._replace(prefers=(ONE_PASS_PAYS,)), fallback_cost.unaligned_us),
         (COPIES, fallback_cost.realigned_us),
         (GENERIC_DECODE, fallback_cost.generic_decode_us),
         (GENERIC_MMA, fallback_cost.generic_mma_us),
     )
 )
-"""Kernels that do not."""
-SCALED_MM: Final = Table("scaled_mm", ScaledMm, *ALIGNED, *UNALIGNED, HOST)
+SCALED_MM: Final = Table(
+    "scaled_mm", ScaledMm, DECODE, TILED, DECODE_UNALIGNED, SM89_DECODE, *LIBRARIES, *FALLBACKS, HOST
+)
 """The rows of `scaled_mm`; a plan is a `fp8core.kernels.gemm.args.Matmul`."""

@@ -48,6 +48,8 @@ class DecodeConfig(NamedTuple):
     """Residues of channels, each with its own tensor map, for a weight at any address; 0: one map has all channels."""
     residues: int = 1
     """Residues that a tile has channels of, equally many of each: 1 or 2."""
+    panels: int = 1
+    """Panels of rows of a, for a weight at any address: each has blocks of its own, which read the whole weight."""
     ahead_bytes: int = 64 << 10
     """Bytes of the weight per multiprocessor that are prefetched into L2 when the ring is full and a has not arrived
     (experiments/2026-11-ahead-of-the-ring)."""
@@ -151,22 +153,10 @@ def without_prefetch(config: DecodeConfig, target: Target) -> DecodeConfig:
     Being co-resident with the predecessor is useless then: a multiprocessor gets only as many blocks, but at least two,
     as are needed to place all of them.
     """
-    ctas_per_sm = max(2, ceil_div(config.clusters, clusters_at_once(target)[config.cluster]))
+    ctas_per_sm = max(2, ceil_div(config.clusters * config.panels, clusters_at_once(target)[config.cluster]))
     if ctas_per_sm >= config.ctas_per_sm:
         return config
     return config.with_blocks(ctas_per_sm)
-
-
-def with_registers(config: DecodeConfig, target: Target) -> DecodeConfig:
-    """Return the config, with the same order of sums, with at most two blocks per multiprocessor.
-
-    With three, threads lack registers for 9 to 16 rows and a weight at any address, if every channel has its own scales
-    along k or beta adds to the result.
-    """
-    if config.ctas_per_sm <= 2:
-        return config
-    clusters = min(config.clusters, 2 * clusters_at_once(target)[config.cluster])
-    return config.with_blocks(2)._replace(clusters=clusters)
 
 
 def linear_config(config: DecodeConfig, weight_bytes: int = 0) -> DecodeConfig:

@@ -7,7 +7,6 @@ is never copied. Each block aligns a small unaligned a itself (``loose_rows.cuh`
 """
 
 import struct
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div, round_up
@@ -30,7 +29,6 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     MOST_ROWS,
     DecodeConfig,
     width,
-    with_registers,
     without_multicast,
     without_prefetch,
 )
@@ -122,14 +120,12 @@ class UnalignedMaps(TensorMaps):
 
 
 def layout(problem: ScaledMm) -> DecodeConfig:
-    """Return the layout of a product: the cheapest, or that of `sm90_decode` if all rows are aligned.
+    """Return the layout of a product: the cheapest.
 
-    It is also that of `sm90_decode`, but with tiles of channels of one or two residues, with batch_invariant. So the
-    sums have the same order for every m and wherever a begins, and a weight that happens to be aligned gives the same
-    bits.
+    With batch_invariant it is that of `sm90_decode`, but with tiles of channels of one or two residues. So the sums
+    have the same order for every m and wherever a begins, and a weight that happens to be aligned gives the same bits.
     """
-    few = problem.m <= MOST_ROWS and not problem.batch_invariant
-    if few and (phases_of(problem.ldb) > 1 or a_is_unaligned(problem)):
+    if problem.m <= MOST_ROWS and not problem.batch_invariant:
         config = decode_unaligned_config.cheapest(problem)
         return config if problem.prefetch_weight else without_prefetch(config, problem.target)
     config = layout_with(problem, residues_of(problem))
@@ -137,23 +133,20 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 
 
 def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
-    """Return the layout of `sm90_decode`'s cost model, or of more than 64 rows, with tiles of so many ``residues``."""
+    """Return the layout of more than 64 rows, or with batch_invariant, with tiles of so many ``residues``."""
     problem = in_groups(problem)
     count, n = phases_of(problem.ldb), problem.n
     if problem.m > MOST_ROWS:
         return decode_wide_config.cheapest(wide(problem, residues), problem.target)
     # With batch_invariant the order of sums must not depend on m, so the config must not either.
-    side = MOST_ROWS if problem.batch_invariant else width(problem.m)
-    model = cost_model(side, problem.scale_a == "group")
+    model = cost_model(MOST_ROWS, problem.scale_a == "group")
     if count > 1:
         n = pad_channels(n, count // residues, CHANNELS)
-        model = residue_cost_model(model, n, count // residues, LOADED if side == MOST_ROWS else {})
+        model = residue_cost_model(model, n, count // residues)
     config = cheapest(n, problem.k, model, problem.target)
     if width(problem.m) < 8 * config.multicast_tiles:
         config = without_multicast(config, n)
     config = config._replace(phases=count, residues=residues)
-    if width(problem.m) == 16 and (problem.scale_b == "group" or problem.beta):
-        config = with_registers(config, problem.target)
     return config if problem.prefetch_weight else without_prefetch(config, problem.target)
 
 
@@ -165,48 +158,49 @@ def wide(p: ScaledMm, residues: int) -> decode_wide_config.Wide:
     return decode_wide_config.Wide(p.m, n, p.k, width(p.m), count, residues, spread, blockwise)
 
 
-def residue_cost_model(
-    model: CostModel, n: int, groups: int, loaded: Mapping[tuple[int, int, int], Loaded]
-) -> CostModel:
-    """Return a cost model for tiles of one group of residues, with the candidates that round ``n`` up no further.
-
-    ``loaded`` replaces the costs of some candidates.
-    """
+def residue_cost_model(model: CostModel, n: int, groups: int) -> CostModel:
+    """Return a cost model for tiles of one group of residues, with the candidates that round ``n`` up no further."""
     configs = []
     for config in model.configs:
         tile = config.m_warpgroups, config.k_warpgroups, config.multicast_tiles
         if pad_channels(n, groups, CHANNELS * config.m_warpgroups * config.multicast_tiles) == n:
-            configs.append(config._replace(**loaded[tile]._asdict()) if tile in loaded else config)
-    small = residue_cost_model(model.small, n, groups, loaded) if model.small else None
+            configs.append(config._replace(**LOADED[tile]._asdict()))
+    small = residue_cost_model(model.small, n, groups) if model.small else None
     return model._replace(configs=tuple(configs), small=small)
 
 
 def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
     """Return the launch of a kernel whose blocks load a by its address and align what they multiply."""
-    config = aligned_config(problem, config)
-    constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(problem, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
-    launcher, grid = launcher_for(problem, config, LooseArgs, constants)
+    config, panel = aligned_config(problem, config), decode_unaligned_config.panel_of(problem, config.panels)
+    constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(panel, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
+    launcher, (blocks, _, _) = launcher_for(panel, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0
-    return launcher.bind_args(grid, LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta))
+    return launcher.bind_args(
+        (blocks, config.panels, 1), LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta)
+    )
 
 
 def loading(problem: ScaledMm, config: DecodeConfig) -> Launch:
     """Return the launch of a kernel that loads aligned rows of a by TMA."""
-    launcher, grid = launcher_for(problem, config, UnalignedArgs)
-    return launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta))
+    panel = decode_unaligned_config.panel_of(problem, config.panels)
+    launcher, (blocks, _, _) = launcher_for(panel, config, UnalignedArgs)
+    return launcher.bind_args(
+        (blocks, config.panels, 1), UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
+    )
 
 
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
     """Return the product of up to 128 rows; with up to 64 it has the bits of `sm90_decode` in the same layout."""
     problem = in_groups(problem)
     config = config or layout(problem)
-    loose = a_is_unaligned(problem) and aligns_a(problem, config)
+    panel = decode_unaligned_config.panel_of(problem, config.panels)
+    loose = a_is_unaligned(problem) and aligns_a(panel, config)
     copies = a_is_unaligned(problem) and not loose
     multiply = (aligning if loose else loading)(problem, config)
     rows = config.tile // config.residues
     b_maps = shared_maps(UnalignedMaps, problem.n, problem.k, problem.ldb, rows, config.weight_columns)
     tiles = config.multicast_tiles
-    rows = width(problem.m) // tiles if tiles > 1 else problem.m
+    rows = width(problem.m) // tiles if tiles > 1 else panel.m
     ld = round_up(problem.k, ALIGNMENT) if copies else problem.lda
     copy = plan_realign(problem._replace(n=0)) if copies else None
     clear = plan_clear_amax(problem.target) if problem.amax and copy is None else None

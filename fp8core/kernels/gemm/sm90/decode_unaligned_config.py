@@ -1,10 +1,13 @@
 """The layout and the time of `sm90_decode_unaligned` for up to 64 rows: the config of least cost.
 
 What differs from `sm90_decode`: a tile has channels of one residue or two, of which the last one may be empty; the
-results of a residue are stored up to 16 elements apart; and an unaligned a is aligned by each block, or copied first.
+results of a residue are stored up to 16 elements apart; an unaligned a is aligned by each block, or copied first; and
+the rows of a may be in several panels, each with blocks of its own. These take less time than blocks with all rows if
+the weight is so small that there are multiprocessors for all panels.
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
@@ -57,30 +60,38 @@ class Costs(NamedTuple):
     copy_us: float
     """Time of the launch that aligns a before the product."""
     result_us: float
-    """Time per million bytes of the result, multiplied by the spread of its stores (`result_spread`)."""
+    """Time per million bytes of results, stored or added to, multiplied by their spread (`result_spread`)."""
+    late_us: float
+    """Time to load what is added to results behind the products, where threads have no registers for it before."""
+    clear_us: float
+    """Time of the launch that clears amax before the product, unless a copy of a does."""
+    panel: float
+    """Time to read the weight again for each further panel of rows, as a multiple of `memory`."""
 
 
 COSTS: Final = {
     8: Costs(
-        *(0.456, 0.971, {ONE: 0.184, ALONG_K: 0.122, ALONG_N: 0.12}, {ONE: 0.289, ALONG_K: 0.444, ALONG_N: 0.354}),
-        *(0.042, 0.385, 0.393, 0.049, 0.733, 2.278, 0.231),
+        *(0.837, 0.953, {ONE: 0.205, ALONG_K: 0.136, ALONG_N: 0.13}, {ONE: 0.125, ALONG_K: 0.28, ALONG_N: 0.199}),
+        *(0.034, 0.334, 0.469, 0.045, 0.466, 1.778, 0.249, 0.129, 0.398, 1.118),
     ),
     16: Costs(
-        *(0.875, 0.981, {ONE: 0.227, ALONG_K: 0.15, ALONG_N: 0.137}, {ONE: 0.112, ALONG_K: 0.303, ALONG_N: 0.246}),
-        *(0.028, 0.345, 0.61, 0.06, 0.559, 1.53, 0.302),
+        *(0.929, 0.967, {ONE: 0.237, ALONG_K: 0.161, ALONG_N: 0.15}, {ONE: 0.218, ALONG_K: 0.421, ALONG_N: 0.359}),
+        *(0.02, 0.358, 0.414, 0.07, 0.451, 1.481, 0.262, 0.072, 0.396, 1.212),
     ),
     32: Costs(
-        *(0.534, 1.059, {ONE: 0.234, ALONG_K: 0.157, ALONG_N: 0.148}, {ONE: 0.608, ALONG_K: 1.025, ALONG_N: 0.964}),
-        *(0.028, 0.545, 0.229, 0.127, 0.804, 1.821, 0.274),
+        *(0.807, 1.027, {ONE: 0.242, ALONG_K: 0.169, ALONG_N: 0.152}, {ONE: 0.515, ALONG_K: 0.804, ALONG_N: 0.847}),
+        *(0.021, 0.478, 0.166, 0.21, 0.635, 1.6, 0.331, 0.014, 0.392, 1.247),
     ),
     64: Costs(
-        *(1.333, 1.26),
-        {ONE: 0.264, ALONG_K: 0.189, ALONG_N: 0.164, MULTICAST: 0.157},
-        {ONE: 0.746, ALONG_K: 1.173, ALONG_N: 1.225, MULTICAST: 1.22},
-        *(0.053, 0.58, 0.13, 0.158, 0.581, 1.463, 0.227),
+        *(1.018, 1.262),
+        {ONE: 0.256, ALONG_K: 0.185, ALONG_N: 0.154, MULTICAST: 0.153},
+        {ONE: 0.861, ALONG_K: 1.2, ALONG_N: 1.362, MULTICAST: 1.335},
+        *(0.053, 0.525, 0.003, 0.206, 0.648, 1.772, 0.232, 0.263, 0.0, 1.0),
     ),
 }
 """By the N side."""
+MOST_BYTES: Final = 16e6
+"""Of the weight, times panels of rows, where several are weighed."""
 A_STAGES: Final = {8: 24, 16: 16, 32: 12, 64: 12}
 """k-blocks of a in flight per multiprocessor, by the N side."""
 A_STAGES_ALONG_N: Final = 8
@@ -89,22 +100,26 @@ A_STAGES_ALONG_N: Final = 8
 
 def us(p: ScaledMm, config: DecodeConfig, costs: Costs | None = None) -> float:
     """Return the microseconds of a product in a layout, by default by `COSTS`."""
+    moved, p = p.m * p.n * ITEMSIZE[p.out] * (2 if p.beta else 1), panel_of(p, config.panels)
     costs, tile = costs or COSTS[width(p.m)], warpgroups(config)
-    blocks, multiprocessors = config.cluster * config.clusters, p.target.multiprocessors
+    if tile not in costs.k_block_us:  # clusters of tiles that only sm90_decode has
+        tile = (*tile[:2], 1)
+    blocks, multiprocessors = config.cluster * config.clusters * config.panels, p.target.multiprocessors
     n = channels(p.n, config)
     beside = min(config.ctas_per_sm, ceil_div(blocks, multiprocessors)) - 1
     k_block = (costs.k_block_us[tile] + costs.blockwise_us * is_along_k(p)) * (1 + costs.beside * beside)
     busiest = config.busiest_us(n, p.k, config.m_warpgroups * k_block, costs.tile_us[tile])
-    loaded = n * ceil_div(p.k, BLOCK_K) * config.weight_columns
+    loaded = n * ceil_div(p.k, BLOCK_K) * config.weight_columns * (1 + costs.panel * (config.panels - 1))
     found = costs.start_us + overlapped_us(OVERLAP, busiest, costs.memory * loaded / WEIGHT_BYTES_A_US)
     found += costs.reduce_us * (config.split_k - 1)
-    found += costs.result_us * p.m * p.n * ITEMSIZE[p.out] * result_spread(p, config.residues) / 1e6
+    found += costs.result_us * moved * result_spread(p, config.residues) / 1e6
+    found += costs.late_us * _adds_late(p, config)
     found += costs.occupied_us * max(0.0, 2 * blocks / (config.ctas_per_sm * multiprocessors) - 1)
-    if not a_is_unaligned(p):
-        return found
-    if aligns_a(p, config):
-        return found + costs.batch_us * ceil_div(words_of(p, config), most_words(p, config))
-    return found + costs.copy_us
+    aligns = a_is_unaligned(p) and aligns_a(p, config)
+    if a_is_unaligned(p) and not aligns:
+        return found + costs.copy_us
+    batches = ceil_div(words_of(p, config), most_words(p, config)) if aligns else 0
+    return found + costs.batch_us * batches + costs.clear_us * p.amax
 
 
 def warpgroups(config: DecodeConfig) -> Warpgroups:
@@ -112,19 +127,41 @@ def warpgroups(config: DecodeConfig) -> Warpgroups:
     return config.m_warpgroups, config.k_warpgroups, config.multicast_tiles
 
 
+def _adds_late(p: ScaledMm, config: DecodeConfig) -> bool:
+    """Return whether what is added to results is loaded behind the products (ADDENDS_EARLY of the kernel)."""
+    return p.beta != 0 and (config.ctas_per_sm > 2 or width(p.m) > (8 if is_along_k(p) else 16))
+
+
 def channels(n: int, config: DecodeConfig) -> int:
     """Return ``n`` rounded up to whole tiles for each group of residues, and to whole clusters."""
     return pad_channels(n, config.groups, config.tile * config.multicast_tiles)
 
 
+@lru_cache(maxsize=256)
 def cheapest(p: ScaledMm) -> DecodeConfig:
     """Return the config of least cost; of equal ones, the first."""
     p = in_groups(p)
     return min(candidates(p), key=lambda config: us(p, config))
 
 
+def panel_of(p: ScaledMm, panels: int) -> ScaledMm:
+    """Return the product of the first one of so many panels of rows: of several, all but the last have N rows."""
+    return p if panels == 1 else p._replace(m=width(ceil_div(p.m, panels)))
+
+
 def candidates(p: ScaledMm) -> Iterator[DecodeConfig]:
-    """Yield the layouts of a product that threads have the registers for."""
+    """Yield the layouts of a product that threads have the registers for.
+
+    Those with several panels place all blocks at once.
+    """
+    for side in reversed(COSTS):
+        panels = ceil_div(p.m, side)
+        if side == width(p.m) or (panels > 1 and p.n * p.k * panels <= MOST_BYTES):
+            yield from _in_panels(p, panels)
+
+
+def _in_panels(p: ScaledMm, panels: int) -> Iterator[DecodeConfig]:
+    p = panel_of(p, panels)
     phases, side = phases_of(p.ldb), width(p.m)
     for residues in (2, 1) if phases > 1 else (1,):
         for m_warpgroups, k_warpgroups, multicast_tiles in COSTS[side].k_block_us:
@@ -137,11 +174,14 @@ def candidates(p: ScaledMm) -> Iterator[DecodeConfig]:
                         multicast_tiles=multicast_tiles,
                         phases=phases,
                         residues=residues,
+                        panels=panels,
                     )
-                    most = clusters_at_once(p.target)[cluster] * ctas_per_sm
+                    most = clusters_at_once(p.target)[cluster] * ctas_per_sm // panels
                     if not most or not 1 <= split_k <= ceil_div(p.k, BLOCK_K) or not _has_registers(p, config):
                         continue
                     tiles = channels(p.n, config) // (config.tile * multicast_tiles)
+                    if panels > 1 and tiles > most:
+                        continue
                     config = config._replace(clusters=min(tiles, most))
                     yield config if multicast_tiles > 1 else limit_prefetch(config)
 
@@ -151,10 +191,8 @@ def _has_registers(p: ScaledMm, config: DecodeConfig) -> bool:
     side, of_channels = width(p.m), p.scale_b == "group"
     if side == MOST_ROWS:
         most = 1 if is_along_k(p) else 2
-    elif side == 16 and not of_channels and not p.beta:
-        most = 3
     else:
-        most = 3 if side == 8 else 2
+        most = 3 if not of_channels and (side == 8 or (side == 16 and not p.beta)) else 2
     if config.ctas_per_sm > most or lacks_registers(p, config):
         return False
     if side == 32:
