@@ -1,7 +1,7 @@
 """Checks made when an `Fp8Linear` is constructed, and whenever one of its arrays is assigned."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core import interop
 from fp8core.core.operation import Interned
@@ -10,9 +10,10 @@ from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import check_scale_dtype, is_one_number, of_array
 from fp8core.core.specs import TensorSpec, check_fp8, check_high_precision, check_same_device, spec_of
 from fp8core.errors import ScaleError, ShapeError
+from fp8core.forks import ForkSafeLock
 from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
 from fp8core.interop.tensor import bytes_reached, fill_number
-from fp8core.ops.linear import ARRAYS, LinearOptions, input_format, result_dtype
+from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, LinearOptions, input_format, result_dtype
 from fp8core.ops.linear_scratch import COMPUTED
 from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, GroupShape, Target
 
@@ -62,6 +63,19 @@ class State(NamedTuple):
     options: LinearOptions
     shape: tuple[int, int]
     """n and k of the weight."""
+
+
+REPLACING: Final = ForkSafeLock()
+"""Of the states of all layers. Without it, of two threads that assign two arrays of a layer, one would put the old
+array of the other back."""
+
+
+def state_of(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> State:
+    """Check the arrays of a layer and return its state; the history of the weight starts anew."""
+    layer = read_layer(weight, weight_scale, bias, input_scale)
+    check_layer(options, layer.specs)
+    n, k = layer.arrays[0].shape
+    return State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
 
 
 def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> Read:

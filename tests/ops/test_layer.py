@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+import threading
 import weakref
 
 import numpy as np
@@ -328,6 +329,40 @@ def test_a_call_of_another_thread_amid_an_assignment_is_one_of_the_layer_before_
     assert which == sorted(which)
     assert which[0] == 0
     assert which[-1] == 1
+
+
+def test_threads_that_assign_two_arrays_of_a_layer_lose_none():
+    """Here at each line of one assignment in turn: the other one must be kept, before it or after it."""
+    weights = [fp8core.quantize(fresh((8, 256))) for _ in range(2)]
+    bias, lines = np.ones(8, np.float32), 1
+    while True:
+        layer, left = Fp8Linear(weights[0], bias=np.zeros(8, np.float32)), lines
+        other = threading.Thread(target=setattr, args=(layer, "bias", bias))
+
+        def amid(frame, event, _, other=other):
+            nonlocal left
+            if frame.f_code.co_filename != layer_module.__file__:
+                return None
+            left -= event == "line"
+            if not left and event == "line":
+                other.start()
+                other.join(0.1)  # or until the assignment has ended, if it waits for that
+            return amid
+
+        before = sys.gettrace()
+        sys.settrace(amid)
+        try:
+            layer.weight = weights[1]
+        finally:
+            sys.settrace(before)
+        if left > 0:  # the assignment has no more lines
+            break
+        other.join()
+        assert layer.weight is weights[1].data
+        assert layer.weight_scale is weights[1].scale
+        assert layer.bias is bias
+        lines += 1
+    assert lines > 3
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
