@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from fp8core import interop
-from fp8core.core.operation import Interned
+from fp8core.core.operation import Interned, float32_number
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import check_scale_dtype, is_one_number, of_array
@@ -87,7 +87,7 @@ def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> R
     arrays: list[Any] = [weight]
     views: list[TensorView | None] = [first]
     for x, name in zip((weight_scale, bias, input_scale), ARRAYS[1:], strict=True):
-        number = None if x is None or name == "bias" else interop.scalar(x)
+        number = None if x is None or name == "bias" else float32_number(x, name)
         given = x if number is None else _array_of(number, first.framework, first.target)
         arrays.append(given)
         views.append(None if given is None else interop.view(given, name))
@@ -156,7 +156,7 @@ def specs_before_quantizing(
     at = spec_of(interop.view(weight, Operand("weight", *HIGH_PRECISION)), "weight")
     check_high_precision(at)
     n, k = two_axes(at)
-    given = bias, None if interop.scalar(input_scale) is not None else input_scale
+    given = bias, None if float32_number(input_scale, ARRAYS[3]) is not None else input_scale
     others = [
         None if x is None else spec_of(interop.view(x, name), name) for x, name in zip(given, ARRAYS[2:], strict=True)
     ]

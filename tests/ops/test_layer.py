@@ -277,6 +277,8 @@ WRONG = {
     "groups without blocks": ((WEIGHT, SCALE), {"group_shape": GROUP_128}, "weight_scale for n=8, k=256 needs shape"),
     "another group": ((WEIGHT, SCALE), {"group_shape": (1, 64)}, "group_shape needs one of"),
     "input scale not fp32": ((WEIGHT, SCALE), {"input_scale": np.ones(1, np.float16)}, "input_scale needs float32"),
+    "scale above float32": ((WEIGHT, 1e39), {}, "weight_scale needs a number that float32 holds, got 1e.39"),
+    "input scale below float32": ((WEIGHT, SCALE), {"input_scale": 1e-60}, "input_scale needs a number that float32"),
     "dtype of the result": ((WEIGHT, SCALE), {"out_dtype": "uint8"}, "out_dtype needs"),
     "FP8 result": ((WEIGHT, SCALE), {"out_dtype": "float8_e4m3fn"}, "out_dtype needs one of float32"),
     "columns apart": ((np.asfortranarray(WEIGHT), SCALE), {}, "weight needs contiguous rows"),
@@ -293,7 +295,7 @@ def test_what_makes_no_layer_is_refused_when_it_is_made(wrong):
 def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
     layer, x = Fp8Linear(WEIGHT, SCALE), fresh((3, 256))
     want = layer(x)
-    for name, value in (("weight", WEIGHT[:4]), ("weight", None), ("weight_scale", fresh_scale((3,))), ("bias", SCALE)):
+    for name, value in (("weight", WEIGHT[:4]), ("weight", None), ("weight_scale", fresh_scale((3,))), ("bias", SCALE), ("input_scale", 1e39)):
         with pytest.raises(fp8core.Fp8Error):
             setattr(layer, name, value)
     with pytest.raises(fp8core.ScaleError):
@@ -387,6 +389,7 @@ WRONG_TO_QUANTIZE = {
     "FP8 result": {"out_dtype": "float8_e4m3fn"},
     "dtype of the weight": {"dtype": "float16"},
     "input scale not fp32": {"input_scale": np.ones(1, np.float16)},
+    "input scale above float32": {"input_scale": 1e39},
     "input scale of another shape": {"input_scale": np.ones((3, 2), np.float32)},
     "blocks without groups": {"weight_group_shape": BLOCK_128},
     "groups without blocks": {"group_shape": GROUP_128},
