@@ -43,7 +43,8 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         TypeError: the function has no product, or does not take the arguments.
         TuningError: a current stream of the arguments' frameworks is being captured into a graph: timing would
             invalidate the capture.
-        UnsupportedProblemError: the call is batch-invariant, or on the host, or no kernel can run it.
+        UnsupportedProblemError: the call is batch-invariant, or on the host, or its product has no elements, or no
+            kernel can run it.
         Fp8Error: the call itself would be refused.
 
     Returns:
@@ -100,6 +101,9 @@ def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
         raise UnsupportedProblemError("tune needs a GPU, whose kernels it times, got the host")
     if problem.batch_invariant:
         raise UnsupportedProblemError("a batch-invariant product has the same kernel for every m, so it is not tuned")
+    if not problem.m * problem.n * problem.k:
+        got = f"m={problem.m} n={problem.n} k={problem.k}"
+        raise UnsupportedProblemError(f"tune needs a product with elements, as it times kernels, got {got}")
     choices = SCALED_MM.candidates(problem)
     if not choices:
         raise UnsupportedProblemError(f"no kernel can run {SCALED_MM.explain(problem)}")

@@ -63,6 +63,14 @@ def test_chance_replaces_nothing(stub, first, chosen):
     assert timed(PROBLEM, saying(first, 1.0)).chosen[:2] == ("cublaslt", chosen)
 
 
+@pytest.mark.parametrize("extent", ["m", "n", "k"])
+def test_a_product_without_elements_is_refused(stub, extent):
+    """A stopwatch that places weights would divide by their bytes."""
+    empty = PROBLEM._replace(**{extent: 0}, lda=0, ldb=0) if extent == "k" else PROBLEM._replace(**{extent: 0})
+    with pytest.raises(UnsupportedProblemError, match=rf"tune needs a product with elements, .* got .*{extent}=0"):
+        timed(empty, saying(1.0))
+
+
 def launched(stub, p):
     SCALED_MM.plan(tuple(p))(*range(16, 176, 16))
     return stub.lines("Matmul")[-1]
