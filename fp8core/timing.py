@@ -102,7 +102,7 @@ class Operands:
         copies = copies_of(p.target, weight_bytes)
         first = self._area(weight_bytes * copies, codes, near_codes)
         self.weights = range(first, first + weight_bytes * copies, weight_bytes)
-        self._a = self._area(p.m * p.lda, codes, near_codes)
+        self._a = self._area((p.m - 1) * p.lda + max(p.k, p.lda), codes, near_codes)  # rows may overlap
         self._vectors = (
             scales(p.m, p.scale_a_strides),
             scales(p.n, p.scale_b_strides),
