@@ -62,7 +62,7 @@ def _dtype(name: str = "str dtype") -> Option:
 
 
 def _group(schema: str = "int[] group_shape") -> Option:
-    name = schema.split()[-1]
+    name = schema.rsplit(maxsplit=1)[-1]
 
     def pack(x: Any) -> Any:
         return None if x is None else [*checks.group_shape(x, name)]

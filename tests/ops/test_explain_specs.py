@@ -109,7 +109,7 @@ def test_arrays_without_memory_are_explained_as_specs_are(case, kind):
 def test_a_linear_of_nothing_is_explained(empty, name):
     """Layouts divide channels among blocks, of which there are none."""
     for m in (1, 16, 33, 64, 65):
-        (rows, n, k), e4m3 = ({**{"m": m, "n": 64, "k": 1024}, empty: 0}.values(), native_e4m3(target_of(name)))
+        (rows, n, k), e4m3 = ({"m": m, "n": 64, "k": 1024, empty: 0}.values(), native_e4m3(target_of(name)))
         weight = fp8core.Quantized(ArraySpec((n, k), e4m3), ArraySpec((n, 1), "float32"), PER_CHANNEL)
         told = fp8core.explain(fp8core.linear, ArraySpec((rows, k), "bfloat16"), weight, target=name)
         assert told.chosen

@@ -295,7 +295,13 @@ def test_what_makes_no_layer_is_refused_when_it_is_made(wrong):
 def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
     layer, x = Fp8Linear(WEIGHT, SCALE), fresh((3, 256))
     want = layer(x)
-    for name, value in (("weight", WEIGHT[:4]), ("weight", None), ("weight_scale", fresh_scale((3,))), ("bias", SCALE), ("input_scale", 1e39)):
+    for name, value in (
+        ("weight", WEIGHT[:4]),
+        ("weight", None),
+        ("weight_scale", fresh_scale((3,))),
+        ("bias", SCALE),
+        ("input_scale", 1e39),
+    ):
         with pytest.raises(fp8core.Fp8Error):
             setattr(layer, name, value)
     with pytest.raises(fp8core.ScaleError):

@@ -28,7 +28,11 @@ HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
             "group_shape needs a pair",
         ),
         (lambda x: fp8core.linear(x, CODES, use_fast_accum=None), fp8core.DTypeError, "use_fast_accum needs True or F"),
-        (lambda x: fp8core.linear(x, CODES, batch_invariant=2), fp8core.DTypeError, "batch_invariant needs True or Fal"),
+        (
+            lambda x: fp8core.linear(x, CODES, batch_invariant=2),
+            fp8core.DTypeError,
+            "batch_invariant needs True or Fal",
+        ),
         (
             lambda x: fp8core.silu_and_mul_quant(x, round_intermediate=None),
             fp8core.DTypeError,
