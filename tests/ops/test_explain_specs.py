@@ -116,6 +116,23 @@ def test_a_linear_of_nothing_is_explained(empty, name):
         assert str(told)
 
 
+@pytest.mark.parametrize(
+    ("call", "kernel"),
+    [
+        (lambda codes: fp8core.explain(fp8core.dequantize, codes, 1.0, target="sm_90"), "dequantize"),
+        (
+            lambda codes: fp8core.explain(fp8core.requantize_with_max_scale, codes, ONE, [2], target="sm_90"),
+            "requantize",
+        ),
+    ],
+)
+def test_more_columns_than_a_kernel_counts_are_explained_as_the_call_refuses_them(call, kernel):
+    assert call(ArraySpec((2, (1 << 31) - 1), "float8_e4m3fn")).chosen == kernel
+    told = call(ArraySpec((2, 1 << 31), "float8_e4m3fn"))
+    assert told.chosen is None
+    assert "needs less than 2**31 columns" in str(told)
+
+
 def test_memory_that_is_there_is_looked_at():
     torch = pytest.importorskip("torch")
     x = torch.zeros(65, 64)[:, 1:33]  # not aligned
