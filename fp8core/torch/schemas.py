@@ -9,6 +9,8 @@ call that has one result (torch 2.13), and inductor makes no needless copies for
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+import torch
+
 from fp8core.core import checks
 from fp8core.core.operation import Operation
 from fp8core.interop import dtype_name
@@ -41,6 +43,13 @@ def _ints(x: Any) -> Any:
     return [int(item) for item in x]
 
 
+def fixed(x: Any) -> Any:
+    """Return an option without symbols of torch.export, also in a tuple or a list: the graph is for their values."""
+    if isinstance(x, tuple | list):
+        return tuple([fixed(item) for item in x])
+    return int(x) if isinstance(x, torch.SymInt) else bool(x) if isinstance(x, torch.SymBool) else x
+
+
 def _whole(x: Any) -> Any:
     """Return a float without a fraction as an int, as eager calls read it; the schema takes no float."""
     return int(x) if isinstance(x, float) and x.is_integer() else x
@@ -65,13 +74,13 @@ def _group(schema: str = "int[] group_shape") -> Option:
     name = schema.rsplit(maxsplit=1)[-1]
 
     def pack(x: Any) -> Any:
-        return None if x is None else [*checks.group_shape(x, name)]
+        return None if x is None else [*checks.group_shape(fixed(x), name)]
 
     return Option(schema, pack, _tuple)
 
 
 def _flag(name: str) -> Option:
-    return Option(f"bool {name}", lambda x: checks.flag(x, name), _same)
+    return Option(f"bool {name}", lambda x: checks.flag(fixed(x), name), _same)
 
 
 def _plain(schema: str) -> Option:
