@@ -10,6 +10,8 @@ from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
 from fp8core.errors import BackendError
+from fp8core.interop.tensor import bytes_reached
+from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import capture, device, hip_graphs
@@ -92,14 +94,15 @@ class Operands:
         self._memory: list[Any] = []
 
         def scales(rows: int, strides: tuple[int, int]) -> int:
-            numbers = (rows - 1) * strides[0] + (blocks - 1) * strides[1] + 1
-            return self._area(4 * numbers, ones, near_floats)
+            begin, end = bytes_reached((rows, blocks), strides, "float32")
+            before = round_up(-begin, 256)  # scales in reverse order lie before the first
+            return self._area(before + end, ones, near_floats) + before
 
         weight_bytes = -(-p.n * p.ldb // 256) * 256
         copies = copies_of(p.target, weight_bytes)
         first = self._area(weight_bytes * copies, codes, near_codes)
         self.weights = range(first, first + weight_bytes * copies, weight_bytes)
-        self._a = self._area(p.m * p.lda, codes, near_codes)
+        self._a = self._area((p.m - 1) * p.lda + max(p.k, p.lda), codes, near_codes)  # rows may overlap
         self._vectors = (
             scales(p.m, p.scale_a_strides),
             scales(p.n, p.scale_b_strides),

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 
 from fp8core.core import checks
+from fp8core.core.operation import float32_number
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
-from fp8core.interop import scalar
 from fp8core.ops import Quantized, linear, quantize
 from fp8core.ops.quantized import quantized
 from fp8core.problem import PER_CHANNEL, PER_TOKEN, GroupShape
@@ -100,8 +100,8 @@ class Fp8Linear:
         """
         weight_group = checks.group_shape(weight_group_shape, "weight_group_shape")
         known_group(weight_group, WEIGHT_GROUPS, "weight_group_shape")
+        number = float32_number(input_scale, "input_scale")
         q = quantize(weight, dtype=dtype, group_shape=weight_group)
-        number = None if input_scale is None else scalar(input_scale)
         return cls(
             q.data,
             q.scale,

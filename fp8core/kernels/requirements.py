@@ -31,3 +31,6 @@ CUDA: Final = platform("cuda")
 HIP: Final = platform("hip")
 ON_A_GPU: Final = platform("cuda", "hip")
 ON_THE_HOST: Final = platform("host")
+COLUMNS_IN_32_BITS: Final = Requirement(
+    lambda p: p.cols < 1 << 31, "needs less than 2**31 columns, as it counts them in 32 bits, got {p.cols}"
+)

@@ -12,7 +12,7 @@ from fp8core.core.product import known_activation
 from fp8core.core.scale_shapes import WEIGHT_GROUPS, known_group
 from fp8core.interop import eager_only
 from fp8core.interop.float8 import Float8Array
-from fp8core.ops.layer_checks import State, check_layer, history_of, read_layer, specs_before_quantizing
+from fp8core.ops.layer_checks import REPLACING, State, check_layer, specs_before_quantizing, state_of
 from fp8core.ops.layer_options import LayerOptions
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, OUT, LinearOptions, activation_group
@@ -233,17 +233,19 @@ class Fp8Linear(LayerOptions):
         self._put(input_scale=scale)
 
     def _put(self, options: LinearOptions | None = None, /, **changed: Any) -> None:
-        """Replace some arrays, and the options if given."""
-        state = self._state
-        arrays = {**dict(zip(ARRAYS, state.arrays, strict=True)), **changed}
-        self._take(state.options if options is None else options, **arrays)
+        """Replace some arrays, and the options if given; begin again if another thread has replaced some meanwhile."""
+        while True:
+            state = self._state
+            arrays = {**dict(zip(ARRAYS, state.arrays, strict=True)), **changed}
+            made = state_of(state.options if options is None else options, **arrays)
+            with REPLACING.held:
+                if self._state is state:
+                    self._state = made
+                    return
 
-    def _take(self, options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> None:
-        """Check all arrays and take them; the history of the weight starts anew."""
-        layer = read_layer(weight, weight_scale, bias, input_scale)
-        check_layer(options, layer.specs)
-        n, k = layer.arrays[0].shape
-        self._state = State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
+    def _take(self, options: LinearOptions, *arrays: Any) -> None:
+        """Check all arrays, in the order of `ARRAYS`, and take them."""
+        self._state = state_of(options, *arrays)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Copy the arrays with ``memo``: a weight or scale that other objects share stays shared among the copies."""

@@ -1,18 +1,19 @@
 """Checks made when an `Fp8Linear` is constructed, and whenever one of its arrays is assigned."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core import interop
-from fp8core.core.operation import Interned
+from fp8core.core.operation import Interned, float32_number
 from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import check_scale_dtype, is_one_number, of_array
 from fp8core.core.specs import TensorSpec, check_fp8, check_high_precision, check_same_device, spec_of
 from fp8core.errors import ScaleError, ShapeError
+from fp8core.forks import ForkSafeLock
 from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
 from fp8core.interop.tensor import bytes_reached, fill_number
-from fp8core.ops.linear import ARRAYS, LinearOptions, input_format, result_dtype
+from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, LinearOptions, input_format, result_dtype
 from fp8core.ops.linear_scratch import COMPUTED
 from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, GroupShape, Target
 
@@ -64,6 +65,19 @@ class State(NamedTuple):
     """n and k of the weight."""
 
 
+REPLACING: Final = ForkSafeLock()
+"""Of the states of all layers. Without it, of two threads that assign two arrays of a layer, one would put the old
+array of the other back."""
+
+
+def state_of(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> State:
+    """Check the arrays of a layer and return its state; the history of the weight starts anew."""
+    layer = read_layer(weight, weight_scale, bias, input_scale)
+    check_layer(options, layer.specs)
+    n, k = layer.arrays[0].shape
+    return State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
+
+
 def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> Read:
     """Read the arrays of a layer; numbers become arrays on the weight's device."""
     first = interop.view(weight, ARRAYS[0])
@@ -73,7 +87,7 @@ def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> R
     arrays: list[Any] = [weight]
     views: list[TensorView | None] = [first]
     for x, name in zip((weight_scale, bias, input_scale), ARRAYS[1:], strict=True):
-        number = None if x is None or name == "bias" else interop.scalar(x)
+        number = None if x is None or name == "bias" else float32_number(x, name)
         given = x if number is None else _array_of(number, first.framework, first.target)
         arrays.append(given)
         views.append(None if given is None else interop.view(given, name))
@@ -142,7 +156,7 @@ def specs_before_quantizing(
     at = spec_of(interop.view(weight, Operand("weight", *HIGH_PRECISION)), "weight")
     check_high_precision(at)
     n, k = two_axes(at)
-    given = bias, None if interop.scalar(input_scale) is not None else input_scale
+    given = bias, None if float32_number(input_scale, ARRAYS[3]) is not None else input_scale
     others = [
         None if x is None else spec_of(interop.view(x, name), name) for x, name in zip(given, ARRAYS[2:], strict=True)
     ]

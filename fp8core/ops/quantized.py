@@ -98,7 +98,7 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
         """
         data: Any = self.data
         scale: Any = self.scale
-        turned = scale if scalar(scale) is not None else scale.T
+        turned = scale if scalar(scale) is not None or len(scale.shape) < 2 else scale.T  # torch turns matrices only
         group = None if self.group_shape is None else GroupShape(self.group_shape.cols, self.group_shape.rows)
         return quantized(data.T, turned, group)
 

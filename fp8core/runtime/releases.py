@@ -54,6 +54,9 @@ class Releases:
 
         The caller that gets the lock starts the thread. Others do not wait for it: their owners wait in the queue. One
         of them may be a destructor that the garbage collector runs on this same thread during the start.
+
+        Where no thread can be started, as there are too many or the interpreter is about to end (Python 3.12), owners
+        wait in the queue, too: for the next start, or for good.
         """
         starting = self._starting  # a fork meanwhile replaces the attribute
         if not self._lacks_a_thread() or not starting.acquire(blocking=False):
@@ -65,6 +68,9 @@ class Releases:
                 thread.start()
                 self._thread = thread
                 atexit.register(self._stop)
+        except RuntimeError as error:
+            _LOG.warning("operands are kept until a thread can be started: %s", error)
+            _keep_beyond_teardown(self._inbox)
         finally:
             starting.release()
 
@@ -116,8 +122,7 @@ class Releases:
         if thread is not None:
             self._inbox.put(None)
             thread.join(STOP_SECONDS)
-            for kept in (self._inbox, self._keeper):  # keep them beyond the teardown of this module
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+            _keep_beyond_teardown(self._inbox, self._keeper)
 
     def _forked(self) -> None:
         """Start with an empty queue in the child of a fork, where the thread does not exist and no owner can be freed.
@@ -127,6 +132,12 @@ class Releases:
         _LEAKED.extend((self._inbox, self._keeper))
         self._new()
         atexit.unregister(self._stop)
+
+
+def _keep_beyond_teardown(*objects: object) -> None:
+    """Keep objects beyond the teardown of this module, at which they would free what they hold."""
+    for one in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 class _Keeper:

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import torch
 
+from fp8core.kernels.encodings import ceil_div
+from fp8core.problem import BLOCK_128
 from fp8core.runtime.sources import digest_of
 from fp8core.torch.joining import ARRAYS, LINEAR, LINEAR_JOINED, join_, runs
 
@@ -82,13 +84,27 @@ def join_by_input(graph: torch.fx.Graph) -> None:
         alike: dict[Any, list[Any]] = {}
         for node in sorted(group, key=lambda node: inputs.get(node.args[1], 0)):
             weight, scale = node.args[1].meta["val"], node.args[2].meta["val"]
-            packed = scale.ndim == weight.ndim and weight.is_contiguous()
+            of = _rows_of_a_scale(weight, scale)
+            packed = of is not None and weight.is_contiguous()
             if packed and all(one is None for one in node.args[3:ARRAYS]):
-                key = weight.dtype, weight.shape[1], scale.shape[1], repr(node.args[ARRAYS:])
+                key = weight.dtype, weight.shape[1], of, scale.shape[1], repr(node.args[ARRAYS:])
                 alike.setdefault(key, []).append(node)
         for several in alike.values():
             for nodes in runs(several, lambda node: (node.args[1].meta["val"], node.args[2].meta["val"])):
                 _join(graph, nodes, min(nodes, key=group.index))
+
+
+def _rows_of_a_scale(weight: Any, scale: Any) -> int | None:
+    """Return how many rows of a weight share a scale: 1, or those of a block; None for any other number.
+
+    Only scales of the same number of rows make one scale of the joined weight: one of ``[n, 1]`` behind one of
+    ``[1, 1]`` does not.
+    """
+    if scale.ndim == weight.ndim:
+        for rows in (1, BLOCK_128.rows):
+            if scale.shape[0] == ceil_div(weight.shape[0], rows):
+                return rows
+    return None
 
 
 def _join(graph: torch.fx.Graph, nodes: list[Any], first: Any) -> None:

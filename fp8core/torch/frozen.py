@@ -16,6 +16,7 @@ from fp8core.interop import dtype_name
 from fp8core.problem import FORMATS, HIGH_PRECISION
 from fp8core.torch.adjacent import ADJACENT, with_own_storage
 from fp8core.torch.aligned import align_rows_
+from fp8core.torch.histories import HISTORIES
 
 SCALES: Final = "weight_scale", "input_scale"
 KEPT: Final = {"weight": tuple(FORMATS), **dict.fromkeys(SCALES, ("float32",))}
@@ -54,7 +55,7 @@ class FrozenLinear(nn.Linear):
                 own = dtype_name(x.dtype)
                 if own not in dtypes:
                     raise DTypeError(f"{name} needs {' or '.join(dtypes)}, got {own}: something has cast the parameter")
-                ADJACENT.forget(x)
+                _forget(x)
                 kept.append(x)
 
         def moved(x: Tensor) -> Tensor:
@@ -106,6 +107,9 @@ class FrozenLinear(nn.Linear):
             (kept,) = {*PAIR} - {*loaded}
             text = f"{prefix}{loaded[0]} was loaded without {prefix}{kept}: wrong results unless the old one fits"
             warnings.warn(text, RuntimeWarning, stacklevel=2)
+        for x in (self._parameters.get(name) for name in KEPT):
+            if x is not None:
+                _forget(x)
         super()._load_from_state_dict(state_dict, prefix, local, strict, missing, unexpected, errors)
         align_rows_(self.weight)
 
@@ -160,6 +164,18 @@ def _bytes_of(weight: Tensor) -> nn.Parameter:
             return known
         _BYTES[weight] = ref(made)
     return made
+
+
+def _forget(x: Tensor) -> None:
+    """Drop what is kept of a parameter whose memory is about to be replaced.
+
+    Where torch swaps parameters (`torch.__future__.set_swap_module_params_on_conversion`), it refuses those that
+    anything refers to weakly.
+    """
+    ADJACENT.forget(x)
+    HISTORIES.forget(x)
+    with _LOCK.held:
+        _BYTES.pop(x, None)
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:

@@ -45,7 +45,7 @@ class StraightThrough(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = grad @ dequantize(weight, scale, group_shape=ctx.group, dtype=grad.dtype)
         if ctx.needs_input_grad[1]:
-            of_bias = grad.reshape(-1, grad.shape[-1]).sum(0).to(ctx.bias_dtype)
+            of_bias = grad.sum_to_size(grad.shape[-1:]).to(ctx.bias_dtype)
         return of_x, of_bias, None
 
 

@@ -28,6 +28,10 @@ class Histories:
         self._known[number] = ref(weight, lambda gone: self._forget(number, gone)), made
         return made
 
+    def forget(self, weight: torch.Tensor) -> None:
+        """Delete the history of a weight, whose memory is about to be replaced: its next call begins another one."""
+        self._known.pop(id(weight), None)
+
     def _forget(self, number: int, gone: ReferenceType[torch.Tensor]) -> None:
         """Delete the history of a tensor that is gone, unless another tensor has its id by now."""
         known = self._known.get(number)

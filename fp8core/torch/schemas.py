@@ -9,6 +9,9 @@ call that has one result (torch 2.13), and inductor makes no needless copies for
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
+import torch
+
+from fp8core.core import checks
 from fp8core.core.operation import Operation
 from fp8core.interop import dtype_name
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
@@ -36,8 +39,20 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _pair(x: Any) -> Any:
-    return None if x is None else [int(side) for side in x]
+def _ints(x: Any) -> Any:
+    return [int(item) for item in x]
+
+
+def fixed(x: Any) -> Any:
+    """Return an option without symbols of torch.export, also in a tuple or a list: the graph is for their values."""
+    if isinstance(x, tuple | list):
+        return tuple([fixed(item) for item in x])
+    return int(x) if isinstance(x, torch.SymInt) else bool(x) if isinstance(x, torch.SymBool) else x
+
+
+def _whole(x: Any) -> Any:
+    """Return a float without a fraction as an int, as eager calls read it; the schema takes no float."""
+    return int(x) if isinstance(x, float) and x.is_integer() else x
 
 
 def _tuple(x: Any) -> Any:
@@ -55,8 +70,17 @@ def _dtype(name: str = "str dtype") -> Option:
     return Option(name, _name, _same)
 
 
-def _group(name: str = "int[] group_shape") -> Option:
-    return Option(name, _pair, _tuple)
+def _group(schema: str = "int[] group_shape") -> Option:
+    name = schema.rsplit(maxsplit=1)[-1]
+
+    def pack(x: Any) -> Any:
+        return None if x is None else [*checks.group_shape(fixed(x), name)]
+
+    return Option(schema, pack, _tuple)
+
+
+def _flag(name: str) -> Option:
+    return Option(f"bool {name}", lambda x: checks.flag(fixed(x), name), _same)
 
 
 def _plain(schema: str) -> Option:
@@ -186,10 +210,10 @@ _SCALED: Final = (
 )
 _ACTIVATION: Final = _plain("str? activation=None")
 _BETA: Final = _plain("float beta=0.0")
-_PRODUCT: Final = _plain("bool use_fast_accum"), _plain("bool batch_invariant")
+_PRODUCT: Final = _flag("use_fast_accum"), _flag("batch_invariant")
 _MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b"), _ACTIVATION, _BETA
-_WIDTHS: Final = (Option("int[] logical_widths", _pair, _tuple),)
-_ROUNDED: Final = _plain("bool round_intermediate")
+_WIDTHS: Final = (Option("int[] logical_widths", _ints, _tuple),)
+_ROUNDED: Final = _flag("round_intermediate")
 
 
 def _mm(name: str, operation: Operation) -> Operator:
@@ -200,7 +224,7 @@ OPERATORS: Final = (
     Operator(
         "quantize",
         QUANTIZE_CALLS,
-        (*_SCALED, _plain("int? rows_padded")),
+        (*_SCALED, Option("int? rows_padded", _whole, _same)),
         tuple(_scaled((0,), 1)),
         scale=2,
     ),

@@ -21,7 +21,7 @@ from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.torch.operators import OVERLOADS, declared
-from fp8core.torch.schemas import OPERATORS, Operator, Overload
+from fp8core.torch.schemas import OPERATORS, Operator, Overload, fixed
 from fp8core.w8a8 import calls
 
 FUNCTIONS: Final = (
@@ -141,7 +141,7 @@ def _note(operator: Operator, overload: Overload, arrays: list[Any], options: An
         return None
     if overload.given and is_one_number(arrays[operator.scale].shape):
         return PER_TENSOR
-    return checks.group_shape(options[1])
+    return checks.group_shape(fixed(options[1]))
 
 
 def _traced_call(

@@ -92,13 +92,18 @@ def check_writable(path: Path) -> None:
 @contextmanager
 def _opened(given: Path) -> Iterator[tuple[Path, Contents]]:
     """Lock a file; yield its real path and its contents. Raises OSError, or TuningError if it holds something else."""
-    if is_homeless(given):
-        raise FileNotFoundError(errno.ENOENT, WITHOUT_HOME, str(given))
+    _check_home(given)
     file = Path(os.path.realpath(given))
     _accepted(file, given)  # before a folder or a lock is made beside a file that is refused
     file.parent.mkdir(parents=True, exist_ok=True)
     with _alone(file):
         yield file, _accepted(file, given)
+
+
+def _check_home(given: Path) -> None:
+    """Raise FileNotFoundError if a path begins with ``~``: in a folder of that name nothing is read or written."""
+    if is_homeless(given):
+        raise FileNotFoundError(errno.ENOENT, WITHOUT_HOME, str(given))
 
 
 def _accepted(file: Path, given: Path) -> Contents:
@@ -139,6 +144,7 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
     """
     given = tunings_file() if path is None else Path(path)
     try:
+        _check_home(given)
         found = _read(given)
     except FileNotFoundError:
         if path is None and not os.environ.get(FILE_VARIABLE):

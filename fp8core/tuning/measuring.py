@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final
 
 from fp8core import interop, timing
@@ -13,6 +14,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
+from fp8core.ops.quantized import Quantized
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
 from fp8core.problem import Linear, ScaledMm
 from fp8core.runtime import device
@@ -43,7 +45,8 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         TypeError: the function has no product, or does not take the arguments.
         TuningError: a current stream of the arguments' frameworks is being captured into a graph: timing would
             invalidate the capture.
-        UnsupportedProblemError: the call is batch-invariant, or on the host, or no kernel can run it.
+        UnsupportedProblemError: the call is batch-invariant, or on the host, or its product has no elements, or no
+            kernel can run it.
         Fp8Error: the call itself would be refused.
 
     Returns:
@@ -83,13 +86,13 @@ def refuse_captures(operands: Sequence[Any] = ()) -> None:
     """Raise TuningError if CuPy's current stream, or that of an operand's framework, is being captured."""
     if device.count() == 0:
         return
-    streams = {"CuPy's current stream": int(device.cupy().cuda.get_current_stream().ptr)}
-    for operand in operands:
+    streams = [("CuPy's current stream", int(device.cupy().cuda.get_current_stream().ptr))]
+    for operand in chain.from_iterable(x if isinstance(x, Quantized) else (x,) for x in operands):
         with suppress(Fp8Error):  # not an array, or one that `explain` refuses with the operand's name
             view = interop.view(operand, "operand")
             if view.target.platform != "host":
-                streams[f"the current stream of a {type(operand).__name__}"] = interop.stream_of(view)
-    for name, stream in streams.items():
+                streams.append((f"the current stream of a {type(operand).__name__}", interop.stream_of(view)))
+    for name, stream in streams:
         if device.capturing(stream):
             raise TuningError(f"tune needs streams that are not being captured into a graph, got {name}")
 
@@ -100,6 +103,9 @@ def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
         raise UnsupportedProblemError("tune needs a GPU, whose kernels it times, got the host")
     if problem.batch_invariant:
         raise UnsupportedProblemError("a batch-invariant product has the same kernel for every m, so it is not tuned")
+    if not problem.m * problem.n * problem.k:
+        got = f"m={problem.m} n={problem.n} k={problem.k}"
+        raise UnsupportedProblemError(f"tune needs a product with elements, as it times kernels, got {got}")
     choices = SCALED_MM.candidates(problem)
     if not choices:
         raise UnsupportedProblemError(f"no kernel can run {SCALED_MM.explain(problem)}")

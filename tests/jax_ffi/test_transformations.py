@@ -184,6 +184,11 @@ def test_a_layer_is_frozen_but_for_its_bias():
     assert of_x.shape == x.shape
 
 
+def test_a_layer_refuses_a_scale_that_float32_does_not_hold():
+    with pytest.raises(ScaleError, match=r"input_scale needs a number that float32 holds, got 1e\+39"):
+        fp8core.jax.Fp8Linear.from_weight(jnp.asarray(wide(N, K)), input_scale=1e39)
+
+
 @pytest.mark.parametrize("groups", [(PER_CHANNEL, PER_TOKEN), (PER_TENSOR, PER_TENSOR), (BLOCK_128, GROUP_128)])
 def test_a_layer_is_a_pytree_that_calls_linear(groups):
     of_weight, of_x = groups

@@ -7,6 +7,7 @@ import pytest
 import fp8core
 from fp8core import PER_CHANNEL, ArraySpec
 from fp8core.ops.targets import MODELS, TARGETS, target_of
+from fp8core.problem import native_e4m3
 from support.targets import H200, MI250
 
 SPEC = ArraySpec((16, 4096), "bfloat16")
@@ -101,6 +102,35 @@ def test_arrays_without_memory_are_explained_as_specs_are(case, kind):
         assert str(fp8core.explain(function, *given, target=target, **options)) == str(
             fp8core.explain(function, *args, target=target, **kwargs)
         )
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_80", "gfx942", "host"])
+@pytest.mark.parametrize("empty", ["m", "n", "k"])
+def test_a_linear_of_nothing_is_explained(empty, name):
+    """Layouts divide channels among blocks, of which there are none."""
+    for m in (1, 16, 33, 64, 65):
+        (rows, n, k), e4m3 = ({"m": m, "n": 64, "k": 1024, empty: 0}.values(), native_e4m3(target_of(name)))
+        weight = fp8core.Quantized(ArraySpec((n, k), e4m3), ArraySpec((n, 1), "float32"), PER_CHANNEL)
+        told = fp8core.explain(fp8core.linear, ArraySpec((rows, k), "bfloat16"), weight, target=name)
+        assert told.chosen
+        assert str(told)
+
+
+@pytest.mark.parametrize(
+    ("call", "kernel"),
+    [
+        (lambda codes: fp8core.explain(fp8core.dequantize, codes, 1.0, target="sm_90"), "dequantize"),
+        (
+            lambda codes: fp8core.explain(fp8core.requantize_with_max_scale, codes, ONE, [2], target="sm_90"),
+            "requantize",
+        ),
+    ],
+)
+def test_more_columns_than_a_kernel_counts_are_explained_as_the_call_refuses_them(call, kernel):
+    assert call(ArraySpec((2, (1 << 31) - 1), "float8_e4m3fn")).chosen == kernel
+    told = call(ArraySpec((2, 1 << 31), "float8_e4m3fn"))
+    assert told.chosen is None
+    assert "needs less than 2**31 columns" in str(told)
 
 
 def test_memory_that_is_there_is_looked_at():

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 import sys
+import threading
 import weakref
 
 import numpy as np
@@ -276,6 +277,8 @@ WRONG = {
     "groups without blocks": ((WEIGHT, SCALE), {"group_shape": GROUP_128}, "weight_scale for n=8, k=256 needs shape"),
     "another group": ((WEIGHT, SCALE), {"group_shape": (1, 64)}, "group_shape needs one of"),
     "input scale not fp32": ((WEIGHT, SCALE), {"input_scale": np.ones(1, np.float16)}, "input_scale needs float32"),
+    "scale above float32": ((WEIGHT, 1e39), {}, "weight_scale needs a number that float32 holds, got 1e.39"),
+    "input scale below float32": ((WEIGHT, SCALE), {"input_scale": 1e-60}, "input_scale needs a number that float32"),
     "dtype of the result": ((WEIGHT, SCALE), {"out_dtype": "uint8"}, "out_dtype needs"),
     "FP8 result": ((WEIGHT, SCALE), {"out_dtype": "float8_e4m3fn"}, "out_dtype needs one of float32"),
     "columns apart": ((np.asfortranarray(WEIGHT), SCALE), {}, "weight needs contiguous rows"),
@@ -292,7 +295,13 @@ def test_what_makes_no_layer_is_refused_when_it_is_made(wrong):
 def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
     layer, x = Fp8Linear(WEIGHT, SCALE), fresh((3, 256))
     want = layer(x)
-    for name, value in (("weight", WEIGHT[:4]), ("weight", None), ("weight_scale", fresh_scale((3,))), ("bias", SCALE)):
+    for name, value in (
+        ("weight", WEIGHT[:4]),
+        ("weight", None),
+        ("weight_scale", fresh_scale((3,))),
+        ("bias", SCALE),
+        ("input_scale", 1e39),
+    ):
         with pytest.raises(fp8core.Fp8Error):
             setattr(layer, name, value)
     with pytest.raises(fp8core.ScaleError):
@@ -330,6 +339,40 @@ def test_a_call_of_another_thread_amid_an_assignment_is_one_of_the_layer_before_
     assert which[-1] == 1
 
 
+def test_threads_that_assign_two_arrays_of_a_layer_lose_none():
+    """Here at each line of one assignment in turn: the other one must be kept, before it or after it."""
+    weights = [fp8core.quantize(fresh((8, 256))) for _ in range(2)]
+    bias, lines = np.ones(8, np.float32), 1
+    while True:
+        layer, left = Fp8Linear(weights[0], bias=np.zeros(8, np.float32)), lines
+        other = threading.Thread(target=setattr, args=(layer, "bias", bias))
+
+        def amid(frame, event, _, other=other):
+            nonlocal left
+            if frame.f_code.co_filename != layer_module.__file__:
+                return None
+            left -= event == "line"
+            if not left and event == "line":
+                other.start()
+                other.join(0.1)  # or until the assignment has ended, if it waits for that
+            return amid
+
+        before = sys.gettrace()
+        sys.settrace(amid)
+        try:
+            layer.weight = weights[1]
+        finally:
+            sys.settrace(before)
+        if left > 0:  # the assignment has no more lines
+            break
+        other.join()
+        assert layer.weight is weights[1].data
+        assert layer.weight_scale is weights[1].scale
+        assert layer.bias is bias
+        lines += 1
+    assert lines > 3
+
+
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
 def test_every_format_makes_a_layer_that_runs(dtype):
     x, w = fresh((3, 256), "float32", spread=1), fresh((8, 256), "float32", spread=1)
@@ -352,6 +395,7 @@ WRONG_TO_QUANTIZE = {
     "FP8 result": {"out_dtype": "float8_e4m3fn"},
     "dtype of the weight": {"dtype": "float16"},
     "input scale not fp32": {"input_scale": np.ones(1, np.float16)},
+    "input scale above float32": {"input_scale": 1e39},
     "input scale of another shape": {"input_scale": np.ones((3, 2), np.float32)},
     "blocks without groups": {"weight_group_shape": BLOCK_128},
     "groups without blocks": {"group_shape": GROUP_128},

@@ -113,6 +113,16 @@ def test_a_pair_that_is_made_of_its_fields_has_no_known_groups():
         other.dequantize()
 
 
+@engines("numpy", "torch-cpu", "jax-cpu", "cupy", "torch-cuda")
+@pytest.mark.parametrize("shape", [(1,), (4,)], ids=["tensor", "rows"])
+def test_scales_of_one_axis_are_those_of_the_transpose(engine, shape):
+    """torch is going to refuse the transpose of anything but a matrix, and warns of it."""
+    data = fp8core.quantize(engine.array(X)).data
+    pair = Quantized(data, engine.array(np.ones(shape, np.float32)))
+    assert pair.T.scale is pair.scale
+    assert pair.T.shape == (256, 4)
+
+
 def test_a_number_is_the_scale_of_the_transpose_too():
     codes = fp8core.quantize(X, scale=0.5).data
     turned = Quantized(codes, 0.5, PER_TENSOR).T

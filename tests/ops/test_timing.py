@@ -1,6 +1,7 @@
 """The stopwatch: turns and stretches without a GPU, and captures that end whatever happens, with and without one."""
 
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -8,6 +9,7 @@ import fp8core
 from fp8core import timing
 from fp8core.errors import TuningError
 from fp8core.runtime import device
+from support.blaslt_tools import problem
 from support.engines import fresh
 
 
@@ -89,6 +91,46 @@ def failing(error):
         raise error
 
     return calls
+
+
+class Memory:
+    """Memory of no device, at addresses of its own."""
+
+    made: ClassVar[list["Memory"]] = []
+
+    def __init__(self, nbytes):
+        self.ptr = (self.made[-1].end + 0xFFFF) & ~0xFF if self.made else 1 << 20
+        self.end = self.ptr + nbytes
+        self.made.append(self)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    runtime = SimpleNamespace(memcpy=lambda *_: None, memcpyHostToDevice=1, memcpyDeviceToDevice=3)
+    cuda = SimpleNamespace(Memory=Memory, runtime=runtime)
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(Memory, "made", [])
+    return lambda begin, end: any(one.ptr <= begin and end <= one.end for one in Memory.made)
+
+
+@pytest.mark.parametrize("lda", [0, 16, 512, 528])
+def test_rows_that_overlap_lie_in_memory(memory, lda):
+    """As those of an expanded array."""
+    p = problem(m=96, k=512, lda=lda, ldb=512)
+    first = timing.Operands(p, 0)._a
+    assert memory(first, first + 95 * lda + 512)
+
+
+@pytest.mark.parametrize("of_b", [(4, 1), (-4, 1), (4, -1), (-4, -1), (1, -200), (0, 0)], ids=str)
+@pytest.mark.parametrize("of_a", [(4, 1), (-4, -1)], ids=str)
+def test_scales_in_any_order_lie_in_memory_of_their_own(memory, of_a, of_b):
+    """CuPy's arrays may be reversed, and so the scales of a product that is tuned."""
+    p = problem(m=96, k=512, scale_a="group", scale_b="group", lda=512, ldb=512, vectors_alignment=4)
+    p = p._replace(scale_a_strides=of_a, scale_b_strides=of_b)
+    for rows, strides, address in zip((p.m, p.n), (of_a, of_b), timing.Operands(p, 0)._vectors[:2], strict=True):
+        assert address % 256 == 4
+        reached = [address + 4 * (row * strides[0] + block * strides[1]) for row in (0, rows - 1) for block in (0, 3)]
+        assert memory(min(reached), max(reached) + 4)
 
 
 @pytest.mark.parametrize("valid", [True, False])

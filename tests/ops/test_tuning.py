@@ -14,8 +14,9 @@ from fp8core.core.operation import Operation, times_forgotten
 from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
+from fp8core.runtime import device
 from fp8core.table import Choice, Table
-from fp8core.tuning import MARGIN, Timed, Tuning, timed, values
+from fp8core.tuning import MARGIN, Timed, Tuning, measuring, timed, values
 from fp8core.tuning.values import checksum
 from support.blaslt_fixtures import built  # noqa: F401
 from support.blaslt_tools import H200, problem
@@ -61,6 +62,35 @@ def test_the_fastest_is_chosen_and_what_was_not_timed_left_out(stub):
 @pytest.mark.parametrize(("first", "chosen"), [(1 + MARGIN, 0), (1 + 1.1 * MARGIN, 1), (FAR, 1)])
 def test_chance_replaces_nothing(stub, first, chosen):
     assert timed(PROBLEM, saying(first, 1.0)).chosen[:2] == ("cublaslt", chosen)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2], ids=["array", "data", "scale"])
+def test_captures_of_the_frameworks_of_pairs_are_refused_too(monkeypatch, place):
+    """Timing waits for the device, which ends a capture of any stream."""
+    arrays = [object() for _ in range(3)]
+    on_stream = {id(array): 7 * (at == place) for at, array in enumerate(arrays)}
+    current = SimpleNamespace(cuda=SimpleNamespace(get_current_stream=lambda: SimpleNamespace(ptr=0)))
+    monkeypatch.setattr(device, "count", lambda: 1)
+    monkeypatch.setattr(device, "cupy", lambda: current)
+    monkeypatch.setattr(device, "capturing", lambda stream: stream == 7)
+
+    def view(x, name):
+        if id(x) not in on_stream:
+            raise fp8core.DTypeError(f"{name} needs an array")
+        return SimpleNamespace(target=H200, stream=on_stream[id(x)])
+
+    monkeypatch.setattr(measuring.interop, "view", view)
+    monkeypatch.setattr(measuring.interop, "stream_of", lambda view: view.stream)
+    with pytest.raises(TuningError, match="not being captured into a graph, got the current stream of a"):
+        measuring.refuse_captures((arrays[0], fp8core.Quantized(*arrays[1:])))
+
+
+@pytest.mark.parametrize("extent", ["m", "n", "k"])
+def test_a_product_without_elements_is_refused(stub, extent):
+    """A stopwatch that places weights would divide by their bytes."""
+    empty = PROBLEM._replace(**{extent: 0}, lda=0, ldb=0) if extent == "k" else PROBLEM._replace(**{extent: 0})
+    with pytest.raises(UnsupportedProblemError, match=rf"tune needs a product with elements, .* got .*{extent}=0"):
+        timed(empty, saying(1.0))
 
 
 def launched(stub, p):

@@ -198,6 +198,24 @@ def test_without_a_home_folder_nothing_is_there_and_nothing_is_written(stub, mon
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_named_like_a_home_is_not_read(stub, monkeypatch, tmp_path):
+    """It is in the current folder, which may be anybody's."""
+    path = tmp_path / "~" / ".local" / "share" / "fp8core" / "tunings.jsonl"
+    written(path)
+    forget_all(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("platformdirs.user_data_path", lambda *_, **__: Path("~/.local/share/fp8core"))
+    assert load_tunings() == ()
+    named = str(path.relative_to(tmp_path))
+    with pytest.raises(FileNotFoundError, match=rf"was not expanded: '{re.escape(named)}'"):
+        load_tunings(named)
+    monkeypatch.setenv(FILE_VARIABLE, named)
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: ~ stands for no folder"):
+        assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 0)
+    assert len(load_tunings(path)) == 3
+
+
 def test_a_variable_that_is_empty_names_no_file(stub, monkeypatch):
     monkeypatch.setenv(FILE_VARIABLE, "")
     assert load_tunings() == ()

@@ -20,6 +20,24 @@ HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
     [
         (lambda x: fp8core.quantize(x, scale_ub=1.0, group_shape=(1, 128)), ScaleError, "scale_ub needs group_shape"),
         (lambda x: fp8core.quantize(x, group_shape=(0, 3)), fp8core.ShapeError, "group_shape needs a pair"),
+        (lambda x: fp8core.linear(x, CODES, group_shape=(1.9, -1)), fp8core.ShapeError, "group_shape needs a pair"),
+        (lambda x: fp8core.linear(x, CODES, group_shape=("1", "-1")), fp8core.ShapeError, "group_shape needs a pair"),
+        (
+            lambda x: fp8core.dequantize(CODES.data, CODES.scale, group_shape=(1, -1.5)),
+            fp8core.ShapeError,
+            "group_shape needs a pair",
+        ),
+        (lambda x: fp8core.linear(x, CODES, use_fast_accum=None), fp8core.DTypeError, "use_fast_accum needs True or F"),
+        (
+            lambda x: fp8core.linear(x, CODES, batch_invariant=2),
+            fp8core.DTypeError,
+            "batch_invariant needs True or Fal",
+        ),
+        (
+            lambda x: fp8core.silu_and_mul_quant(x, round_intermediate=None),
+            fp8core.DTypeError,
+            "round_intermediate needs True or False",
+        ),
         (lambda x: fp8core.quantize(x.double()), fp8core.DTypeError, "x needs an array of float32, float16, bfloat16"),
         (lambda x: fp8core.linear(x, NARROW), fp8core.ShapeError, "must share k"),
         (lambda x: fp8core.quantize(x, scale=1e39), ScaleError, "scale needs a number that float32 holds, got 1e\\+39"),
@@ -32,6 +50,14 @@ def test_refusals_keep_their_words(function, error, words):
     with pytest.raises(Exception, match=words) as caught:
         torch.compile(function, fullgraph=True, backend="eager")(x)
     assert not isinstance(caught.value, AssertionError)
+
+
+def test_whole_numbers_in_a_graph_may_be_floats():
+    def padded(x):
+        return fp8core.quantize(x, group_shape=(1.0, 64.0), rows_padded=8.0).scale
+
+    x = wide(5, K)
+    assert bits(torch.compile(padded, fullgraph=True, backend="eager")(x)) == bits(padded(x))
 
 
 def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import fp8core  # noqa: E402 - after the skip
 from fp8core import GROUP_128  # noqa: E402
 from fp8core.torch import quantize_model_  # noqa: E402
-from pytorch.cases import K, bits, wide  # noqa: E402
+from pytorch.cases import K, N, bits, wide  # noqa: E402
 
 
 class Step(torch.nn.Module):
@@ -91,3 +91,23 @@ def ahead_of_time(device, path):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.models)])
 def test_ahead_of_time_inductor(tmp_path, device):
     assert ahead_of_time(device, tmp_path / "step.pt2") == ["True"] * 4
+
+
+class Sides(torch.nn.Module):
+    """Options that are computed from the extents of inputs, which are symbols while torch exports."""
+
+    def forward(self, x, codes, scale):
+        q = fp8core.quantize(x, group_shape=(1, x.shape[1]))
+        wide = fp8core.dequantize(codes, scale, group_shape=(1, codes.shape[1]))
+        y = fp8core.linear(x, codes, scale, use_fast_accum=x.shape[0] > 3, group_shape=(1, x.shape[1] - x.shape[1] - 1))
+        return q.data.float() * q.scale, wide, y
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_options_of_symbols_are_those_of_the_extents_that_were_exported(strict):
+    q = fp8core.quantize(wide(N, K))
+    inputs = wide(5, K), *q
+    auto = torch.export.Dim.AUTO
+    shapes = {"x": {0: auto, 1: auto}, "codes": {1: auto}, "scale": None}
+    program = torch.export.export(Sides(), inputs, dynamic_shapes=shapes, strict=strict)
+    assert bits(program.module()(*inputs)) == bits(Sides()(*inputs))

@@ -37,6 +37,18 @@ def test_gradients_of_the_bias_where_it_is_made_to_require_them():
     torch.testing.assert_close(layer.bias.grad, exact.bias.grad, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("shape", [(K,), (0, K), (2, 0, K), (2, 3, K)], ids=str)
+@pytest.mark.parametrize("n", [0, N])
+def test_the_bias_has_a_gradient_for_inputs_and_results_of_any_extents(n, shape, compiled):
+    torch._dynamo.reset()
+    layer, exact = (kind(K, n, dtype=torch.float32) for kind in (fp8core.torch.Linear, nn.Linear))
+    layer.bias.requires_grad_()
+    for one in (torch.compile(layer, fullgraph=True, backend="aot_eager") if compiled else layer, exact):
+        one(wide(*shape, dtype=torch.float32)).sum().backward()
+    assert torch.equal(layer.bias.grad, exact.bias.grad)
+
+
 def test_gradients_are_those_of_the_layer_that_was_called():
     layer, grad, x = quantized("channel", None), wide(5, N, seed=9), wide(5, K).requires_grad_()
     bias = layer.bias.requires_grad_()

@@ -240,6 +240,30 @@ def test_layers_that_differ_have_products_of_their_own():
     assert "linear_joined" not in code
 
 
+class Functions(nn.Module):
+    """Calls of `linear` with arrays that do not say their groups: a scale per channel, and one of another shape."""
+
+    def __init__(self, rows, k, group):
+        super().__init__()
+        self.codes, self.scales = nn.ParameterList(), nn.ParameterList()
+        for n, by, shape in ((128, (1, -1), (128, 1)), (rows, group, (-1, 1))):
+            q = fp8core.quantize(wide(n, k, seed=n), group_shape=by)
+            self.codes.append(nn.Parameter(q.data, requires_grad=False))
+            self.scales.append(nn.Parameter(q.scale.reshape(shape), requires_grad=False))
+
+    def forward(self, x):
+        return [fp8core.linear(x, *pair) for pair in zip(self.codes, self.scales, strict=True)]
+
+
+@pytest.mark.parametrize(("rows", "k", "group"), [(64, K, (-1, -1)), (256, 128, (128, 128))], ids=["tensor", "block"])
+def test_functions_with_scales_of_different_kinds_have_products_of_their_own(rows, k, group):
+    """Joined, their scales would be no scale of the joined weight: compiling raised ShapeError."""
+    torch._dynamo.reset()
+    model, x = Functions(rows, k, group), wide(3, k)
+    with torch.no_grad():
+        assert bits(torch.compile(model, fullgraph=True, options=compile_options(model))(x)) == bits(model(x))
+
+
 def test_a_model_quantized_whole():
     model = nn.Sequential(nn.Linear(K, 64, bias=False, dtype=torch.bfloat16), nn.Linear(K, 64, bias=False))
     quantize_model_(model)

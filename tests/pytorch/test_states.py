@@ -1,10 +1,17 @@
-"""States that do not fit a layer: what `load_state_dict` refuses, and what it loads with a warning."""
+"""States: what `load_state_dict` refuses, what it loads with a warning, and parameters that torch swaps to load one."""
+
+import copy
+import pickle
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from fp8core.torch import Linear  # noqa: E402 - after the skip
+from torch import nn  # noqa: E402 - after the skip
+
+from fp8core.torch import Linear  # noqa: E402
+from fp8core.torch.adjacent import ADJACENT  # noqa: E402
+from fp8core.torch.joining import join_  # noqa: E402
 from pytorch.cases import K, N, bits, wide  # noqa: E402
 from pytorch.layers import quantized  # noqa: E402
 
@@ -57,3 +64,38 @@ def test_a_state_without_both_halves_of_a_weight_is_loaded_silently(recwarn):
     layer.load_state_dict({"bias": torch.ones(N)}, strict=False)
     assert bits(layer.weight) == before
     assert not recwarn.list
+
+
+@pytest.fixture
+def swapping():
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_swap_module_params_on_conversion(False)
+
+
+@pytest.mark.parametrize("used", ["pickled", "compiled", "joined"])
+def test_parameters_are_swapped_whatever_was_done_with_them_before(swapping, used):
+    """torch swaps no tensor that anything refers to weakly."""
+    torch._dynamo.reset()
+    model = nn.Sequential(*[Linear.from_linear(nn.Linear(K, K, bias=False)) for _ in range(2)])
+    x = wide(3, K, dtype=torch.float32)
+    want = bits(model(x))
+
+    def use():
+        if used == "pickled":
+            pickle.dumps(model)
+        elif used == "compiled":
+            with torch.no_grad():
+                torch.compile(model, backend="aot_eager")(x)
+        else:
+            join_(model)
+            ADJACENT.as_one([layer.weight for layer in model])
+
+    use()
+    parameters = list(model.parameters())
+    model.bfloat16()
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    use()
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
+    assert bits(model(x)) == want

@@ -86,6 +86,9 @@ WHOLE_VECTORS: Final = Requirement(
     lambda p: p.quantize.cols % VEC8 == 0,
     f"needs columns in a multiple of {VEC8}, as threads load whole vectors, got {{p.quantize.cols}}",
 )
+SOME_CHANNELS: Final = Requirement(
+    lambda p: p.product.n > 0, "needs n > 0, as blocks divide the channels, got n={p.product.n}"
+)
 TOKEN_SCALES: Final = Requirement(
     lambda p: ROW_SCALES.check(p.product) is None and (p.quantize.static or p.quantize.group_shape == PER_TOKEN),
     "needs scales per token, or given ones per tensor or token, and scales of b per tensor or channel, got"

@@ -9,6 +9,7 @@ from fp8core.kernels.linear.fused import (
     FEW_ELEMENTS,
     FITS,
     SIXTEEN_BITS,
+    SOME_CHANNELS,
     TOKEN_SCALES,
     WHOLE_VECTORS,
     plan_fused,
@@ -46,7 +47,7 @@ LINEAR: Final = Table(
     Linear,
     Kernel(
         "fused",
-        (DECODE_RUNS, ONE_PANEL, TOKEN_SCALES, SIXTEEN_BITS, WHOLE_VECTORS, BOUND_BY_VALUE, FITS),
+        (DECODE_RUNS, ONE_PANEL, SOME_CHANNELS, TOKEN_SCALES, SIXTEEN_BITS, WHOLE_VECTORS, BOUND_BY_VALUE, FITS),
         _fused,
         (DECODE_CHOSEN, FEW_ELEMENTS),
     ),

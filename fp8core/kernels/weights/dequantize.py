@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div, threads_across
-from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
+from fp8core.kernels.requirements import COLUMNS_IN_32_BITS, ON_A_GPU, ON_THE_HOST
 from fp8core.problem import ITEMSIZE, Dequantize
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
@@ -67,6 +67,6 @@ def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
 DEQUANTIZE: Final = Table(
     "dequantize",
     Dequantize,
-    Kernel("dequantize", (ON_A_GPU,), plan_dequantize),
+    Kernel("dequantize", (ON_A_GPU, COLUMNS_IN_32_BITS), plan_dequantize),
     Kernel("host", (ON_THE_HOST,), host.plan_dequantize),
 )

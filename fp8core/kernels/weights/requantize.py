@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core import host
 from fp8core.kernels.encodings import FORMAT, ceil_div, threads_across
-from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
+from fp8core.kernels.requirements import COLUMNS_IN_32_BITS, ON_A_GPU, ON_THE_HOST
 from fp8core.kernels.weights.shards import FEW_SHARDS, capacity_of, ends_of
 from fp8core.problem import Requantize
 from fp8core.runtime import jit
@@ -71,7 +71,7 @@ def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
 REQUANTIZE: Final = Table(
     "requantize",
     Requantize,
-    Kernel("requantize", (ON_A_GPU, FEW_SHARDS), plan_requantize),
+    Kernel("requantize", (ON_A_GPU, COLUMNS_IN_32_BITS, FEW_SHARDS), plan_requantize),
     Kernel("host", (ON_THE_HOST,), host.plan_requantize),
 )
 """``code = encode(RN(RN(float(code) * scale of its shard) * RN(1 / max_scale)))``, clamped, in one launch.
