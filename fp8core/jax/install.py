@@ -7,7 +7,7 @@ import jax
 
 from fp8core.core.operation import Operation
 from fp8core.interrupts import interrupts_wait
-from fp8core.jax import batching, ending, gradients, handler
+from fp8core.jax import batching, ending, exporting, gradients, handler
 from fp8core.jax.calls import stand_in
 from fp8core.ops.quantized import Quantized, quantized
 
@@ -29,6 +29,7 @@ def _install() -> None:
     batching.install()
     gradients.install()
     jax.tree_util.register_pytree_with_keys(Quantized, _with_keys, _unflatten, _flatten)
+    exporting.register()
     Operation.stand_ins["jax"] = stand_in
 
 
