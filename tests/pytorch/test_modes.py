@@ -165,3 +165,18 @@ def test_codes_without_a_scale_are_refused(options, way):
     x = torch.randn(5, 64).to(layer.weight.dtype)
     with pytest.raises(Exception, match=r"input needs .* or a Quantized, got float8_e4m3fn without its scale"):
         way(layer)(x)
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda layer, x: torch.func.grad(lambda x: layer(x).sum())(x),
+        lambda layer, x: torch.func.jacrev(layer)(x),
+        lambda layer, x: torch.func.jvp(layer, (x,), (x,)),
+    ],
+    ids=["grad", "jacrev", "jvp"],
+)
+def test_derivatives_of_torch_func_name_x_and_what_to_call_instead(derivative):
+    layer, _ = layers()
+    with pytest.raises(LayoutError, match=r"x needs to be outside of torch.func's derivatives: .* by backward\(\)"):
+        derivative(layer, torch.randn(3, 64))
