@@ -203,6 +203,15 @@ def scanned_and_mapped(kind, mesh):
     check(f"{kind} vmap", np.asarray(made)[1], fp8core.linear(x, each[0]), collectives(mapped, batch), alike=near)
 
 
+def without_a_sharding(kind, mesh):
+    """Arrays that were made before the mesh of the context, and are on no mesh."""
+    x, w = jnp.asarray(wide(16, K)), jax.tree.map(jnp.asarray, weight())
+    wanted = fp8core.linear(x, w)
+    with jax.set_mesh(mesh):
+        check(f"{kind} eager in a context", fp8core.linear(x, w), wanted)
+        check(f"{kind} jit in a context", jax.jit(fp8core.linear)(x, w), wanted)
+
+
 def gradients(kind, mesh):
     x, w = wide(16, K, dtype=np.float32), weight()
     loss = lambda x, w: (fp8core.linear(x, w) ** 2).sum()  # noqa: E731
@@ -234,6 +243,7 @@ if __name__ == "__main__":
             by_hand,
             partly_by_hand,
             scanned_and_mapped,
+            without_a_sharding,
             gradients,
         ):
             part(kind, mesh)
@@ -243,4 +253,5 @@ if __name__ == "__main__":
     apart = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[1]), weight())
     with pytest.raises(fp8core.DeviceError, match=r"weight needs to be where x is, on cpu:3, got cpu:1"):
         fp8core.linear(far, apart)
+    jax.set_mesh(mesh)  # stays until the process ends, which waits for its programs
     print("all")
