@@ -203,6 +203,17 @@ def scanned_and_mapped(kind, mesh):
     check(f"{kind} vmap", np.asarray(made)[1], fp8core.linear(x, each[0]), collectives(mapped, batch), alike=near)
 
 
+def experts(kind, mesh):
+    """A layer and rows for each of four experts, whose calls run in a loop."""
+    x = wide(4, 6, K)
+    each = [fp8core.quantize(wide(N, K, seed=seed)) for seed in range(4)]
+    data, scale = (np.stack(parts) for parts in zip(*each, strict=True))
+    call = jax.vmap(lambda x, data, scale: jnp.tanh(fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))) + x[:, :1])
+    wanted = jax.jit(call)(x, data, scale)
+    for over in ("a", ("a", "b")):
+        check(f"{kind} experts {over}", jax.jit(call)(*(put(mesh, one, over) for one in (x, data, scale))), wanted)
+
+
 def without_a_sharding(kind, mesh):
     """Arrays that were made before the mesh of the context, and are on no mesh."""
     x, w = jnp.asarray(wide(16, K)), jax.tree.map(jnp.asarray, weight())
@@ -243,6 +254,7 @@ if __name__ == "__main__":
             by_hand,
             partly_by_hand,
             scanned_and_mapped,
+            experts,
             without_a_sharding,
             gradients,
         ):
