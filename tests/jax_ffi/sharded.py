@@ -217,10 +217,13 @@ def experts(kind, mesh):
 def without_a_sharding(kind, mesh):
     """Arrays that were made before the mesh of the context, and are on no mesh."""
     x, w = jnp.asarray(wide(16, K)), jax.tree.map(jnp.asarray, weight())
-    wanted = fp8core.linear(x, w)
+    scales, wanted = jnp.ones(8), fp8core.linear(x, w)
     with jax.set_mesh(mesh):
         check(f"{kind} eager in a context", fp8core.linear(x, w), wanted)
         check(f"{kind} jit in a context", jax.jit(fp8core.linear)(x, w), wanted)
+        assert fp8core.all_close_1d(scales)
+        assert fp8core.all_close_1d(jnp.ones(8))  # on all devices
+        assert not fp8core.all_close_1d(put(mesh, jnp.arange(8, dtype=np.float32), "a"))
 
 
 def gradients(kind, mesh):
