@@ -21,7 +21,8 @@ def run(*command, **environment):
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     variables.update(PYTHONPATH=paths, JAX_PLATFORMS="cpu", PATH="", **environment)
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False, env=variables)
-    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "Exception ignored" not in done.stderr, done.stderr[-4000:]  # at exit
     return done.stdout.splitlines()
 
 
