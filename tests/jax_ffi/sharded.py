@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -165,6 +166,8 @@ def by_hand(kind, mesh):
         )
         arrays = [put(mesh, one, *spec) for one, spec in zip((x, *w), specs, strict=True)]
         check(f"{kind} shard_map {varying}", jax.jit(layer)(*arrays), wanted, collectives(layer, *arrays), alike=near)
+        program = export.export(jax.jit(layer), disabled_checks=[export.DisabledSafetyCheck.custom_call("fp8core")])
+        check(f"{kind} exported {varying}", program(*arrays).call(*arrays), wanted, alike=near)
 
 
 def partly_by_hand(kind, mesh):
