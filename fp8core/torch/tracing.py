@@ -206,8 +206,8 @@ def install() -> None:
     all_close.READING["torch"] = _read_without_dynamo
     for function in FUNCTIONS:
         traceable(function)
-    for question in CONSTANTS:
-        torch.compiler.assume_constant_result(question)  # type: ignore[no-untyped-call]
+    for question in CONSTANTS:  # as torch.compiler.assume_constant_result does, which would import torch._dynamo
+        question._dynamo_marked_constant = True  # type: ignore[attr-defined]
     stand_in(Operation.__call__, _traced_call)
     stand_in(ops.Fp8Linear._taking, _traced_taking)
     stand_in(all_close.read_flag, _traced_read)
