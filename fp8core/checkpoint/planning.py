@@ -218,13 +218,13 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
     if e4m3 is not None and not is_one_of(e4m3, E4M3):
         raise CheckpointError(f"e4m3 needs one of {', '.join(E4M3)}, got {e4m3!r}")
     if to == "bf16" and (scales != "float32" or e4m3 is not None):
-        raise CheckpointError("to needs an FP8 format where scales or e4m3 are given, got 'bf16'")
+        raise CheckpointError("to needs an FP8 format where scales or e4m3 (--fn, --fnuz) are given, got 'bf16'")
     if scales == "ue8m0_bytes" and to not in ("deepseek", *OF_MX):
         raise CheckpointError(f"scales needs float32 or ue8m0 for {to}, got {scales!r}, which only deepseek has")
     if scales == "ue8m0" and to in OF_MX:
         raise CheckpointError(f"scales needs to be left out, or ue8m0_bytes, for {to}, got {scales!r}")
     if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt", *OF_MX):
-        raise CheckpointError(f"e4m3 needs fn for {to}, got {e4m3!r}")
+        raise CheckpointError(f"e4m3 needs fn (--fn) for {to}, got {e4m3!r}")
     other = checkpoint.other
     if other is not None:
         raise CheckpointError(
@@ -241,7 +241,9 @@ def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
     if block_shape is None:
         return None
     if to not in ("block", "deepseek"):
-        raise CheckpointError(f"block_shape needs to be left out for {to}, as only block and deepseek take it, got one")
+        raise CheckpointError(
+            f"block_shape (--block) needs to be left out for {to}, as only block and deepseek take it, got one"
+        )
     sides = block_shape if isinstance(block_shape, tuple | list) else ()
     if len(sides) != 2 or any(not is_side(size) or size < 0 for size in sides):
         raise CheckpointError(f"block_shape needs a pair of whole numbers from 1 to 2**31 - 1, got {block_shape!r}")

@@ -35,7 +35,7 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
             pattern matches no module.
     """
     modules = set(modules)
-    picked = Selection(None if include is None else _listed(include, "include"), _listed(exclude, "exclude"))
+    picked = Selection(None if include is None else patterns_of(include, "include"), patterns_of(exclude, "exclude"))
     for operand, patterns in (("include", picked.include or ()), ("exclude", picked.exclude)):
         for pattern in patterns:
             check_pattern(pattern, operand)
@@ -47,8 +47,12 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
     return picked
 
 
-def _listed(patterns: Any, operand: str) -> tuple[str, ...]:
-    """Return a list of patterns as a tuple; a string, which would be a list of its letters, is refused."""
+def patterns_of(patterns: Any, operand: str) -> tuple[str, ...]:
+    """Return a list of patterns as a tuple; a string, which would be a list of its letters, is refused.
+
+    Raises:
+        CheckpointError: patterns is not a list of strings.
+    """
     listed = tuple(patterns) if isinstance(patterns, Iterable) and not isinstance(patterns, str) else (None,)
     if not all(isinstance(pattern, str) for pattern in listed):
         raise CheckpointError(f"{operand} needs a list of patterns, got {patterns!r}")

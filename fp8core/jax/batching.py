@@ -6,6 +6,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
+from jax.sharding import PartitionSpec
 
 from fp8core.core.scale_shapes import is_one_number
 from fp8core.errors import Fp8Error
@@ -70,14 +71,26 @@ def _batch(arrays: Sequence[Any], axes: Sequence[Any], *, call: CallOf, jaxpr: A
     if folds is not None and folds(call, shapes, batched) and _gives_each(call, one, moved, size):
         made = bind(call, *moved)
     else:
-        looped = [x for at, x in zip(call.places, moved, strict=True) if at in batched]
+        looped, over = _gathered([x for at, x in zip(call.places, moved, strict=True) if at in batched])
 
         def each(slices: Sequence[Any]) -> list[Any]:
             given = iter(slices)
             return bind(call, *[next(given) if at in batched else x for at, x in zip(call.places, moved, strict=True)])
 
-        made = jax.lax.map(each, looped)
+        made = [_divided(x, over) for x in jax.lax.map(each, looped)]
     return made, [0] * len(made)
+
+
+def _gathered(arrays: Sequence[Any]) -> tuple[list[Any], Any]:
+    """Return arrays that a loop can take apart along axis 0, and the explicit mesh axes over which that was sharded."""
+    over = next(filter(None, [jax.typeof(x).sharding.spec[0] for x in arrays]), None)
+    return [x if over is None else _divided(x, None) for x in arrays], over
+
+
+def _divided(x: Any, over: Any) -> Any:
+    """Return an array whose axis 0 is sharded over explicit mesh axes, or is not if they are None."""
+    own = jax.typeof(x).sharding
+    return x if own.spec[0] == over else jax.reshard(x, own.update(spec=PartitionSpec(over, *own.spec[1:])))
 
 
 def _gives_each(call: CallOf, one: Sequence[Any], all_: Sequence[Any], size: Any) -> bool:

@@ -155,7 +155,7 @@ def stand_in(
         LayoutError: an operand was deleted, or would have to be written to; or an operand is not a JAX array while JAX
             traces, or in a call of a function of `fp8core.jax`.
     """
-    tracing = "tracer" in [_KIND_OF[type(x)] for x in operands]
+    tracing = "tracer" in [_KIND_OF[type(x.array if type(x) is Place else x)] for x in operands]
     if not tracing and Place in map(type, operands):
         _refuse_others(operation, operands, stream)
     if operation not in NAMES or isinstance(stream, ExplainRequest) or not (tracing or _KIND_OF[type(operands[0])]):

@@ -56,6 +56,15 @@ def named(shardings: Sequence[Sharding], ranks: Sequence[int], mesh: Mesh) -> li
     return [NamedSharding(parts, spec or PartitionSpec()) for spec in specs]
 
 
+def _devices_of(shardings: Sequence[Sharding], ranks: Sequence[int]) -> Mesh:
+    """Return a mesh of one axis over the devices of a program that has no mesh of its own.
+
+    Its operands lie on no mesh, such as arrays made before `jax.set_mesh`, so that JAX replicates them.
+    """
+    places = shardings[0].devices_indices_map((len(shardings[0].device_set),) * ranks[0])
+    return Mesh(np.array(list(places)), "devices")
+
+
 def _spec(sharding: Sharding, rank: int, mesh: Mesh) -> PartitionSpec | None:
     """Return the partition spec over a mesh that equals a sharding, or None if there is none."""
     extent = mesh.size  # in place of the array's extents: the parts have the same number and order
@@ -107,6 +116,7 @@ def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], 
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
         del results
+        mesh = _devices_of([x.sharding for x in arguments], [len(x.shape) for x in arguments]) if mesh.empty else mesh
         rule = rule_of(call, shapes, known, mesh)
         shardings = named([x.sharding for x in arguments], [len(x.shape) for x in arguments], mesh)
         parts = shardings[0].mesh

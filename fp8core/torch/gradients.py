@@ -5,6 +5,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fp8core.errors import LayoutError
 from fp8core.ops import dequantize
 from fp8core.problem import GroupShape
 
@@ -43,7 +44,7 @@ class StraightThrough(torch.autograd.Function):
         weight, scale = ctx.saved_tensors
         of_x = of_bias = None
         if ctx.needs_input_grad[0]:
-            of_x = grad @ dequantize(weight, scale, group_shape=ctx.group, dtype=grad.dtype)
+            of_x = grad @ _dequantized(weight, scale, ctx.group, grad.dtype)
         if ctx.needs_input_grad[1]:
             of_bias = grad.sum_to_size(grad.shape[-1:]).to(ctx.bias_dtype)
         return of_x, of_bias, None
@@ -66,6 +67,19 @@ class BothModes(StraightThrough):
         weight, scale = ctx.saved_tensors
         made = of_bias
         if of_x is not None:
-            wide: Tensor = dequantize(weight, scale, group_shape=ctx.group, dtype=of_x.dtype)
+            wide = _dequantized(weight, scale, ctx.group, of_x.dtype)
             made = of_x @ wide.T if of_bias is None else of_x @ wide.T + of_bias
         return None if made is None else made.to(ctx.dtype)
+
+
+def _dequantized(weight: Tensor, scale: Tensor, group: GroupShape, dtype: torch.dtype) -> Tensor:
+    try:
+        wide: Tensor = dequantize(weight, scale, group_shape=group, dtype=dtype)
+    except LayoutError:
+        if torch._C._functorch.maybe_current_level() is None:
+            raise
+        raise LayoutError(
+            "x needs to be outside of torch.func's derivatives: layers of fp8core.torch have theirs by backward() and "
+            "torch.autograd.forward_ad"
+        ) from None
+    return wide

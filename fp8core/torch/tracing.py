@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from fp8core import interop, ops
+from fp8core import interop, ops, w8a8
 from fp8core.core import checks
 from fp8core.core.operation import Interned, Operation, float32_number
 from fp8core.core.scale_shapes import is_one_number
@@ -46,6 +46,13 @@ FUNCTIONS: Final = (
     calls.rocm_per_tensor_w8a8_scaled_mm,
     calls.Fp8LinearOp.apply,
 )
+CONSTANTS: Final = (
+    w8a8.cutlass_fp8_supported,
+    w8a8.cutlass_block_fp8_supported,
+    w8a8.cutlass_group_gemm_supported,
+    w8a8.sparse_cutlass_supported,
+)
+"""Functions that ask the driver, which torch.compile cannot trace. Their answers are constants of a graph."""
 
 
 def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
@@ -199,6 +206,8 @@ def install() -> None:
     all_close.READING["torch"] = _read_without_dynamo
     for function in FUNCTIONS:
         traceable(function)
+    for question in CONSTANTS:  # as torch.compiler.assume_constant_result does, which would import torch._dynamo
+        question._dynamo_marked_constant = True  # type: ignore[attr-defined]
     stand_in(Operation.__call__, _traced_call)
     stand_in(ops.Fp8Linear._taking, _traced_taking)
     stand_in(all_close.read_flag, _traced_read)

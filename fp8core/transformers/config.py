@@ -8,6 +8,7 @@ from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fp8core.checkpoint.schemes import STATIC, scheme_of
+from fp8core.checkpoint.selection import patterns_of
 from fp8core.errors import DeviceError
 
 METHOD: Final = "fp8core"
@@ -34,7 +35,7 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         quant_method: "fp8core", which transformers writes beside the other fields.
 
     Raises:
-        CheckpointError: scheme is not one of these.
+        CheckpointError: scheme is not one of these, or include or exclude is not a list of patterns.
 
     Examples:
         >>> from fp8core.transformers import Fp8CoreConfig
@@ -56,8 +57,8 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         scheme_of(scheme, STATIC)
         self.quant_method = quant_method
         self.scheme = scheme
-        self.include = None if include is None else list(include)
-        self.exclude = None if exclude is None else list(exclude)
+        self.include = None if include is None else list(patterns_of(include, "include"))
+        self.exclude = None if exclude is None else list(patterns_of(exclude, "exclude"))
         self.input_scales = None if input_scales is None else dict(input_scales)
         self.use_fast_accum = use_fast_accum
         self.batch_invariant = batch_invariant

@@ -68,7 +68,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             DeviceError: a layer is mapped to "disk".
         """
         if isinstance(device_map, Mapping) and "disk" in device_map.values():
-            places = ", ".join(name for name, place in device_map.items() if place == "disk")
+            places = ", ".join(name or "the whole model" for name, place in device_map.items() if place == "disk")
             raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {places} on the disk")
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:

@@ -96,8 +96,8 @@ def test_modelopt_which_has_no_word_for_their_size_gets_those_of_128(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"to": "channel", "block_shape": (32, 128)}, "block_shape needs to be left out for channel"),
-        ({"to": "modelopt", "block_shape": (32, 128)}, "block_shape needs to be left out for modelopt"),
+        ({"to": "channel", "block_shape": (32, 128)}, r"block_shape \(--block\) needs to be left out for channel"),
+        ({"to": "modelopt", "block_shape": (32, 128)}, r"block_shape \(--block\) needs to be left out for modelopt"),
         ({"to": "block", "block_shape": (0, 128)}, "block_shape needs a pair of whole numbers from 1 to 2"),
         ({"to": "block", "block_shape": (True, 128)}, "block_shape needs a pair of whole numbers from 1 to 2"),
         ({"to": "block", "block_shape": (1, 10**20)}, "block_shape needs a pair of whole numbers from 1 to 2"),

@@ -212,9 +212,12 @@ REFUSED = [
     ({"to": "fp4"}, "to needs one of bf16, channel"),
     ({"to": "block", "scales": "bf16"}, "scales needs one of float32, ue8m0"),
     ({"to": "block", "e4m3": "e5m2"}, "e4m3 needs one of fn, fnuz, got 'e5m2'"),
-    ({"to": "bf16", "e4m3": "fn"}, "to needs an FP8 format where scales or e4m3 are given, got 'bf16'"),
+    (
+        {"to": "bf16", "e4m3": "fn"},
+        r"to needs an FP8 format where scales or e4m3 \(--fn, --fnuz\) are given, got 'bf16'",
+    ),
     ({"to": "channel", "scales": "ue8m0_bytes"}, "which only deepseek has"),
-    ({"to": "deepseek", "e4m3": "fnuz"}, "e4m3 needs fn for deepseek"),
+    ({"to": "deepseek", "e4m3": "fnuz"}, r"e4m3 needs fn \(--fn\) for deepseek"),
 ]
 
 

@@ -134,7 +134,7 @@ def test_shapes_and_options_that_mxfp8_lacks_are_refused(tmp_path):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", to="mxfp8", lossy=True)
     for options, words in (
         ({"scales": "ue8m0"}, "scales needs to be left out, or ue8m0_bytes, for mxfp8"),
-        ({"e4m3": "fnuz"}, "e4m3 needs fn for mxfp8"),
+        ({"e4m3": "fnuz"}, r"e4m3 needs fn \(--fn\) for mxfp8"),
     ):
         with pytest.raises(CheckpointError, match=words):
             convert_checkpoint(tmp_path / "in", tmp_path / "out", to="mxfp8", **options)

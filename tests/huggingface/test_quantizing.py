@@ -148,6 +148,8 @@ def test_layers_that_are_offloaded(stored, tmp_path):
     places |= {"model.layers.0": "cpu", "model.layers.1": "disk"}
     with pytest.raises(DeviceError, match=r"on a device, got model.layers.1 on the disk"):
         from_pretrained(tmp_path / stored, device_map=places, offload_folder=tmp_path / "offloaded")
+    with pytest.raises(DeviceError, match=r"on a device, got the whole model on the disk"):
+        from_pretrained(tmp_path / stored, device_map={"": "disk"}, offload_folder=tmp_path / "offloaded")
     model = from_pretrained(tmp_path / stored, device_map="auto", max_memory={"cpu": "1GB"})
     assert torch.equal(logits(model), logits(from_pretrained(tmp_path / "fp8")))
 
@@ -160,6 +162,9 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
         from_pretrained(tmp_path / "fp8", quantization_config=Fp8CoreConfig())
     with pytest.raises(CheckpointError, match="scheme needs one of channel, tensor, block, static, got 'row'"):
         Fp8CoreConfig(scheme="row")
+    for name in ("include", "exclude"):  # a string would be the list of its letters
+        with pytest.raises(CheckpointError, match=f"{name} needs a list of patterns, got 'lm_head'"):
+            Fp8CoreConfig(**{name: "lm_head"})
     with pytest.raises(CheckpointError, match="input_scales needs to be given with scheme static"):
         from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(scheme="static"))
     with pytest.raises(CheckpointError, match=r"matches none; '\*down_proj' matches 2"):

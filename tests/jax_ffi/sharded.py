@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -165,6 +166,8 @@ def by_hand(kind, mesh):
         )
         arrays = [put(mesh, one, *spec) for one, spec in zip((x, *w), specs, strict=True)]
         check(f"{kind} shard_map {varying}", jax.jit(layer)(*arrays), wanted, collectives(layer, *arrays), alike=near)
+        program = export.export(jax.jit(layer), disabled_checks=[export.DisabledSafetyCheck.custom_call("fp8core")])
+        check(f"{kind} exported {varying}", program(*arrays).call(*arrays), wanted, alike=near)
 
 
 def partly_by_hand(kind, mesh):
@@ -203,6 +206,29 @@ def scanned_and_mapped(kind, mesh):
     check(f"{kind} vmap", np.asarray(made)[1], fp8core.linear(x, each[0]), collectives(mapped, batch), alike=near)
 
 
+def experts(kind, mesh):
+    """A layer and rows for each of four experts, whose calls run in a loop."""
+    x = wide(4, 6, K)
+    each = [fp8core.quantize(wide(N, K, seed=seed)) for seed in range(4)]
+    data, scale = (np.stack(parts) for parts in zip(*each, strict=True))
+    call = jax.vmap(lambda x, data, scale: jnp.tanh(fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))) + x[:, :1])
+    wanted = jax.jit(call)(x, data, scale)
+    for over in ("a", ("a", "b")):
+        check(f"{kind} experts {over}", jax.jit(call)(*(put(mesh, one, over) for one in (x, data, scale))), wanted)
+
+
+def without_a_sharding(kind, mesh):
+    """Arrays that were made before the mesh of the context, and are on no mesh."""
+    x, w = jnp.asarray(wide(16, K)), jax.tree.map(jnp.asarray, weight())
+    scales, wanted = jnp.ones(8), fp8core.linear(x, w)
+    with jax.set_mesh(mesh):
+        check(f"{kind} eager in a context", fp8core.linear(x, w), wanted)
+        check(f"{kind} jit in a context", jax.jit(fp8core.linear)(x, w), wanted)
+        assert fp8core.all_close_1d(scales)
+        assert fp8core.all_close_1d(jnp.ones(8))  # on all devices
+        assert not fp8core.all_close_1d(put(mesh, jnp.arange(8, dtype=np.float32), "a"))
+
+
 def gradients(kind, mesh):
     x, w = wide(16, K, dtype=np.float32), weight()
     loss = lambda x, w: (fp8core.linear(x, w) ** 2).sum()  # noqa: E731
@@ -234,6 +260,8 @@ if __name__ == "__main__":
             by_hand,
             partly_by_hand,
             scanned_and_mapped,
+            experts,
+            without_a_sharding,
             gradients,
         ):
             part(kind, mesh)
@@ -243,4 +271,5 @@ if __name__ == "__main__":
     apart = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[1]), weight())
     with pytest.raises(fp8core.DeviceError, match=r"weight needs to be where x is, on cpu:3, got cpu:1"):
         fp8core.linear(far, apart)
+    jax.set_mesh(mesh)  # stays until the process ends, which waits for its programs
     print("all")

@@ -1,5 +1,7 @@
 """Exported programs: extents that are open until they run, and devices that this process does not have."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -62,6 +64,27 @@ def test_every_extent_of_a_layer_is_open():
     for shape, of_weight in (((2, 3, 64), 24), ((1, 1, 33), 7), ((3, 5, 512), 256)):
         x, w = wide(*shape, dtype=np.float16), weight(n=of_weight, k=shape[-1])
         assert same(made.call(x, *w), fp8core.linear(x, w))
+
+
+@pytest.mark.parametrize("out_dtype", [None, "float16", jnp.bfloat16, np.dtype("float32")])
+@pytest.mark.parametrize("groups", [(PER_CHANNEL, PER_TOKEN), (BLOCK_128, GROUP_128)])
+def test_a_layer_goes_into_a_saved_program_and_a_pair_comes_out(groups, out_dtype):
+    layer = fp8core.jax.Fp8Linear.from_weight(
+        jnp.asarray(wide(N, K)), weight_group_shape=groups[0], group_shape=groups[1], out_dtype=out_dtype
+    )
+
+    def function(layer, x):
+        return layer(x), fp8core.quantize(x, group_shape=groups[1])
+
+    x = wide(5, K)
+    read = export.deserialize(exported(function, layer, x).serialize())
+    made, pair = read.call(layer, x)
+    wanted, same_pair = function(layer, jnp.asarray(x))
+    assert same(made, wanted)
+    assert pair.group_shape == groups[1]
+    assert same(tuple(pair), tuple(same_pair))
+    with pytest.raises(ValueError, match="metadata does not match"):  # a layer of other options is not that layer
+        read.call(dataclasses.replace(layer, batch_invariant=True), x)
 
 
 def test_a_product_by_the_names_of_vllm_has_open_rows():

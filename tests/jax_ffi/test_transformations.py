@@ -171,6 +171,23 @@ def test_what_has_no_gradient_says_so():
     assert stopped.shape == x.shape
 
 
+def test_a_tracer_that_is_to_be_written_is_a_tracer():
+    w, x, old = weight(), wide(4, K), jnp.asarray(wide(N, N, dtype=np.float32))
+
+    def added(old, codes=jnp.asarray):
+        return fp8core.jax.scaled_mm_nt(
+            codes(w.data), codes(w.data), codes(w.scale), codes(w.scale), out_dtype=old.dtype, beta=0.5, out=old
+        )[0]
+
+    def normed(residual):
+        return fp8core.jax.rms_norm_quant(jnp.asarray(x), jnp.ones(K, x.dtype), 1e-6, residual=residual)[1]
+
+    for call, given in ((added, old), (normed, jnp.asarray(x))):
+        with pytest.raises(UnsupportedProblemError, match="needs to be outside of a gradient"):
+            jax.grad(lambda old, call=call: call(old).astype(jnp.float32).sum())(given)
+    assert same(jax.jit(lambda old: added(old, np.asarray))(old), added(old))  # arrays of NumPy become constants
+
+
 def test_a_layer_is_frozen_but_for_its_bias():
     layer = fp8core.jax.Fp8Linear.from_weight(
         jnp.asarray(wide(N, K)), bias=jnp.zeros(N), input_scale=0.02, group_shape=PER_TENSOR

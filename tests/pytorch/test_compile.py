@@ -244,7 +244,7 @@ def names_of_vllm(x):
     shape = [x.shape[0], w.shape[0]]
     of_mm = {"weight": w.T, "out_dtype": torch.bfloat16, "scale_b": scale, "bias": None}
     of_rocm = of_mm | {"qinput": padded, "scale_a": of_rows, "output_shape": shape, "input_2d": None}
-    chosen = w8a8.dispatch_w8a8_scaled_mm(True, True, False)
+    chosen = w8a8.dispatch_w8a8_scaled_mm(w8a8.cutlass_fp8_supported(), True, False)
     return (
         w8a8.all_close_1d(of_rows[:, 0]),
         chosen(**of_rocm),
@@ -265,6 +265,13 @@ def test_the_names_of_vllm_in_a_graph(dynamic):
     compiled = torch.compile(names_of_vllm, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for m in ROWS:
         assert bits(compiled(wide(m, K))) == bits(names_of_vllm(wide(m, K)))
+
+
+@pytest.mark.parametrize("name", ["fp8", "block_fp8", "group_gemm", "sparse"])
+def test_what_is_supported_is_a_constant_of_a_graph(name):
+    supported = w8a8.sparse_cutlass_supported if name == "sparse" else getattr(w8a8, f"cutlass_{name}_supported")
+    compiled = torch.compile(lambda x: x + supported(), fullgraph=True, backend="aot_eager")
+    assert compiled(torch.zeros(1)).item() == supported()
 
 
 @pytest.mark.parametrize("strict", [False, True])
