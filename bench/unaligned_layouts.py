@@ -82,25 +82,30 @@ def name(config: DecodeConfig) -> str:
     return f"{config.residues} {tiles} {config.ctas_per_sm} {config.split_k}{panels}"
 
 
-def layouts(p: ScaledMm, within: float = math.inf) -> dict[str, DecodeConfig]:
-    """Return the layouts of a product by their names, if they cost up to ``within`` times as much as the cheapest."""
-    p = in_groups(p)
-    us = {config: config_model.us(p, config) for config in config_model.candidates(p)}
+def layouts(p: ScaledMm) -> dict[str, DecodeConfig]:
+    """Return the layouts of a product by their names."""
+    return {name(config): config for config in config_model.candidates(in_groups(p))}
+
+
+def timed(p: ScaledMm, within: float) -> dict[str, DecodeConfig]:
+    """Return the layouts that cost up to ``within`` times as much as the cheapest, by their names."""
+    found, p = layouts(p), in_groups(p)
+    us = {at: config_model.us(p, config) for at, config in found.items()}
     most = within * min(us.values())
-    return {name(config): config for config, cost in us.items() if cost <= most}
+    return {at: config for at, config in found.items() if us[at] <= most}
 
 
 def compiled(made: Product, within: float) -> None:
     """Compile the layouts of a product, in a process of its own: the compiled kernels are kept on the disk."""
     p = made.problem(device.target(0))
-    for config in layouts(p, within).values():
+    for config in timed(p, within).values():
         decode_unaligned(p, config)
 
 
 def measure(made: Product, within: float) -> Record:
     """Return the times of a product in its layouts."""
     p = made.problem(device.target(0))
-    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in layouts(p, within).items()})
+    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in timed(p, within).items()})
     return {
         "bench": "unaligned_layouts",
         **made._asdict(),
@@ -211,7 +216,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="append one line a product to this file")
     parser.add_argument("--count", type=int, default=100, help="how many products are drawn")
     parser.add_argument("--sizes", choices=SIZES, default="medium", help="of the weights that are drawn")
-    parser.add_argument("--within", type=float, default=math.inf, metavar="FACTOR")
+    parser.add_argument("--within", type=float, default=math.inf, metavar="FACTOR", help="time none that cost more")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=120.0, help="start no further product after so long")
     parser.add_argument("--judge", type=Path, nargs="+", metavar="FILE", help="files of such records, to time nothing")
