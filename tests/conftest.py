@@ -27,7 +27,7 @@ for name in TERMINAL.split():  # of whoever runs the tests: rich and typer would
 from support.dead_contexts import DeadContexts  # noqa: E402
 from support.engines import MAKERS  # noqa: E402 - NumPy and torch read the number when they are loaded
 from support.receipt import Receipt  # noqa: E402
-from support.warm import Warm  # noqa: E402
+from support.warm import Asked, Warm  # noqa: E402
 
 DRIVERS = (
     ("libcuda.so.1", "cuInit", "cuDeviceGetCount"),
@@ -98,6 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
             config.pluginmanager.register(receipt, "receipt")
             if config.option.markexpr.strip() == "gpu":  # the list is of its kernels; two GPUs ask for a few of them
                 config.pluginmanager.register(Warm(config, receipt), "warm")
+    elif config.option.markexpr.strip() == "gpu":
+        config.pluginmanager.register(Asked(config), "asked")
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

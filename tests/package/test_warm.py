@@ -96,3 +96,23 @@ def test_what_a_whole_run_asked_for_is_written_beside_the_receipt(compiled, tmp_
     path = tmp_path / "out" / warm.LIST
     assert path.exists() is whole
     assert not whole or path.read_text() == f"{NAME} entry SIZE=1\n{NAME} entry SIZE=2\n"
+
+
+def test_workers_report_what_their_tests_asked_for(compiled, tmp_path):
+    """So a run with ``-n`` writes the list of all of them."""
+    reports = []
+    for size in (2, 1):
+        config = SimpleNamespace(workeroutput={})
+        worker = warm.Asked(config)
+        worker.pytest_runtestloop(SimpleNamespace())
+        try:
+            jit.compile_request(H200, NAME, "entry", {"SIZE": size})
+        finally:
+            worker.pytest_sessionfinish(SimpleNamespace())
+        reports.append(config)
+    written = SimpleNamespace(complete=lambda session: True, destination=lambda complete: tmp_path / "gpu-suite.json")
+    plugin = warm.Warm(SimpleNamespace(), written, ThreadPoolExecutor)
+    for report in (*reports, SimpleNamespace()):  # a worker that crashed has no report
+        plugin.pytest_testnodedown(report)
+    plugin.pytest_sessionfinish(SimpleNamespace())
+    assert (tmp_path / warm.LIST).read_text() == f"{NAME} entry SIZE=1\n{NAME} entry SIZE=2\n"

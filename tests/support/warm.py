@@ -30,6 +30,8 @@ from fp8core.runtime import compiler, device, jit, kernel_cache
 from support import plans, receipt
 
 LIST = "gpu-suite-kernels.txt"
+REPORT = "kernels"
+"""Under this name a worker of ``-n`` reports what its tests asked for."""
 
 
 def line_of(source: str, entry: str, constants: Mapping[str, Any]) -> str:
@@ -96,16 +98,12 @@ def processes() -> Executor:
     return ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn"))
 
 
-class Warm:
-    """A pytest plugin that compiles kernels ahead, and records the kernels of the run."""
+class Asked:
+    """A pytest plugin that records the kernels of a run; a worker of ``-n`` reports them to the process that `Warm` is in."""
 
-    def __init__(
-        self, config: pytest.Config, written: receipt.Receipt, workers: Callable[[], Executor] = processes
-    ) -> None:
-        self.config, self.written, self.workers = config, written, workers
-        self.asked: dict[str, None] = {}
-        folder = os.environ.get("FP8CORE_RECEIPT_DIR")
-        self.journal = Path(folder) / LIST if folder else None
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.lines: dict[str, None] = {}
         self._real = jit.compile_request
 
     def compile_request(
@@ -113,13 +111,40 @@ class Warm:
     ) -> jit.Request:
         """Record the requested kernel, and return its compile request."""
         line = line_of(source, entry, constants)
-        if line not in self.asked:
-            self.asked[line] = None
-            if self.journal is not None and self.written.asked_whole():
-                self.journal.parent.mkdir(parents=True, exist_ok=True)
-                with self.journal.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+        if line not in self.lines:
+            self.lines[line] = None
+            self.note(line)
         return self._real(target, source, entry, constants)
+
+    def note(self, line: str) -> None:
+        """Take note of a kernel that no test asked for before."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> None:
+        jit.compile_request = self.compile_request
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        jit.compile_request = self._real
+        if hasattr(self.config, "workeroutput"):
+            self.config.workeroutput[REPORT] = list(self.lines)
+
+
+class Warm(Asked):
+    """A pytest plugin that compiles kernels ahead, and writes the list of those that the run, or its workers, asked for."""
+
+    def __init__(
+        self, config: pytest.Config, written: receipt.Receipt, workers: Callable[[], Executor] = processes
+    ) -> None:
+        super().__init__(config)
+        self.written, self.workers = written, workers
+        folder = os.environ.get("FP8CORE_RECEIPT_DIR")
+        self.journal = Path(folder) / LIST if folder else None
+
+    def note(self, line: str) -> None:
+        if self.journal is not None and self.written.asked_whole():
+            self.journal.parent.mkdir(parents=True, exist_ok=True)
+            with self.journal.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> None:
@@ -128,15 +153,19 @@ class Warm:
             lines = listed(self.written.root) or planned_elsewhere(target)
             good, bad = ahead(target, lines, self.workers)
             self.say(f"compiled ahead: {good} kernels in {time.monotonic() - began:.1f} s, {bad} refused")
-        jit.compile_request = self.compile_request
+        super().pytest_runtestloop(session)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        self.lines.update(dict.fromkeys(getattr(node, "workeroutput", {}).get(REPORT, ())))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        jit.compile_request = self._real
+        super().pytest_sessionfinish(session)
         whole = self.written.complete(session)
         path = self.written.destination(whole)
-        if whole and path is not None and self.asked:
+        if whole and path is not None and self.lines:
             path.with_name(LIST).parent.mkdir(parents=True, exist_ok=True)
-            path.with_name(LIST).write_text("".join(f"{line}\n" for line in sorted(self.asked)), encoding="utf-8")
+            path.with_name(LIST).write_text("".join(f"{line}\n" for line in sorted(self.lines)), encoding="utf-8")
 
     def say(self, text: str) -> None:
         self.config.pluginmanager.getplugin("terminalreporter").write_line(text)
