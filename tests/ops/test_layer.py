@@ -6,6 +6,7 @@ import pickle
 import sys
 import threading
 import weakref
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -312,26 +313,33 @@ def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
     np.testing.assert_array_equal(layer(x), want)
 
 
+@contextmanager
+def at_each_line_of_a_layer(do):
+    """Call ``do`` before each line of the layer's module that this thread comes to; nothing is traced within."""
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != layer_module.__file__:
+            return None
+        if event == "line":
+            do()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def test_a_call_of_another_thread_amid_an_assignment_is_one_of_the_layer_before_or_after():
     """Here at each line of it: groups, arrays and history change together."""
     x = fresh((3, 256))
     weights = [fp8core.quantize(fresh((256, 256)), group_shape=group) for group in (GROUP_128, BLOCK_128)]
     wants = [Fp8Linear(weight, group_shape=GROUP_128)(x) for weight in weights]
     layer, seen = Fp8Linear(weights[0], group_shape=GROUP_128), []
-
-    def amid(frame, event, _):
-        if frame.f_code.co_filename != layer_module.__file__:
-            return None
-        if event == "line":
-            seen.append(layer(x))  # nothing is traced within
-        return amid
-
-    before = sys.gettrace()
-    sys.settrace(amid)
-    try:
+    with at_each_line_of_a_layer(lambda: seen.append(layer(x))):
         layer.weight = weights[1]
-    finally:
-        sys.settrace(before)
     seen.append(layer(x))
     which = [next(i for i, want in enumerate(wants) if np.array_equal(y, want)) for y in seen]
     assert which == sorted(which)
@@ -347,22 +355,15 @@ def test_threads_that_assign_two_arrays_of_a_layer_lose_none():
         layer, left = Fp8Linear(weights[0], bias=np.zeros(8, np.float32)), lines
         other = threading.Thread(target=setattr, args=(layer, "bias", bias))
 
-        def amid(frame, event, _, other=other):
+        def amid(other=other):
             nonlocal left
-            if frame.f_code.co_filename != layer_module.__file__:
-                return None
-            left -= event == "line"
-            if not left and event == "line":
+            left -= 1
+            if not left:
                 other.start()
                 other.join(0.1)  # or until the assignment has ended, if it waits for that
-            return amid
 
-        before = sys.gettrace()
-        sys.settrace(amid)
-        try:
+        with at_each_line_of_a_layer(amid):
             layer.weight = weights[1]
-        finally:
-            sys.settrace(before)
         if left > 0:  # the assignment has no more lines
             break
         other.join()
