@@ -116,13 +116,14 @@ def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], 
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:
         del results
-        mesh = _devices_of([x.sharding for x in arguments], [len(x.shape) for x in arguments]) if mesh.empty else mesh
+        given, ranks = [x.sharding for x in arguments], [len(x.shape) for x in arguments]
+        mesh = _devices_of(given, ranks) if mesh.empty else mesh
         rule = rule_of(call, shapes, known, mesh)
-        shardings = named([x.sharding for x in arguments], [len(x.shape) for x in arguments], mesh)
+        shardings = named(given, ranks, mesh)
         parts = shardings[0].mesh
         over = specs_of(rule, shardings, [x.shape for x in arguments], parts)
-        given, made = ([NamedSharding(parts, spec_over(axes, over)) for axes in all_] for all_ in rule[:2])
-        return mesh, run, tuple(made), tuple(given)
+        taken, made = ([NamedSharding(parts, spec_over(axes, over)) for axes in all_] for all_ in rule[:2])
+        return mesh, run, tuple(made), tuple(taken)
 
     made = custom_partitioning(run)
     # JAX fails to decode a sharding over a part of a mesh axis; `named` does it instead.
