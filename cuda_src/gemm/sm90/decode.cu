@@ -6,7 +6,8 @@
 // Work split: a tile has 64 * M_WARPGROUPS channels. The SPLIT_K blocks of a cluster that share a tile each take a part
 // of its k-blocks (128 columns of k). A cluster has MULTICAST_TILES tiles; blocks with the same part of k multicast
 // their loads of a to each other. A block has M_WARPGROUPS * K_WARPGROUPS consumer warpgroups, of which those of the
-// same 64 channels alternate over the k-blocks, and a producer warp each for the weight, a, and blocked scales.
+// same 64 channels alternate over the k-blocks, and a producer warp each for the weight, a, and blocked scales. With
+// PHASES blockIdx.y divides the rows: each panel of WIDTH rows has blocks of its own, and a box of a has WIDTH rows.
 //
 // Pipeline: TMA fills a deep ring of the weight, which comes from device memory, and a shallow ring of a, which comes
 // from L2, with the k-block's blocked scales beside it. The tensor cores sum a k-block with fewer bits than fp32 has,

@@ -71,7 +71,8 @@ def _tiles_pay(p: ScaledMm) -> bool:
 
 TILES_PAY: Final = Requirement(
     _tiles_pay,
-    "estimated to take longer than sm90_decode_unaligned, with m={p.m} n={p.n} k={p.k}",
+    f"takes longer than sm90_decode_unaligned, measured with up to {FEW} rows and estimated with more, with m={{p.m}}"
+    " n={p.n} k={p.k}",
 )
 
 DECODE: Final = SM90_DECODE._replace(

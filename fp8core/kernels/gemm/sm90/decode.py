@@ -84,8 +84,8 @@ def config_for(problem: ScaledMm) -> DecodeConfig:
 
 
 def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
-    """Return how many rows of a wgmma takes: 64 on its M side, on its N side the least width that holds them."""
-    return MOST_ROWS if config.rows_first else width(problem.m)
+    """Return how many rows of a wgmma takes: 64 on its M side, on its N side the least width that holds a panel's."""
+    return MOST_ROWS if config.rows_first else width(ceil_div(problem.m, config.panels))
 
 
 def launcher_for(
@@ -136,7 +136,7 @@ def launcher_for(
         cluster=config.cluster,
         programmatic=True,
     )
-    return launcher, (config.cluster * config.clusters, 1, 1)
+    return launcher, (config.cluster * config.clusters, config.panels, 1)
 
 
 def decode(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:

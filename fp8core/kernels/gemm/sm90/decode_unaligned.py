@@ -173,20 +173,15 @@ def aligning(problem: ScaledMm, config: DecodeConfig) -> Launch:
     """Return the launch of a kernel whose blocks load a by its address and align what they multiply."""
     config, panel = aligned_config(problem, config), decode_unaligned_config.panel_of(problem, config.panels)
     constants = {"FP8_A_VECTORS": 1, "FP8_A_ROWS": loose_batch(panel, config), "FP8_A_INPUT": -1, "FP8_A_MODE": 0}
-    launcher, (blocks, _, _) = launcher_for(panel, config, LooseArgs, constants)
+    launcher, grid = launcher_for(problem, config, LooseArgs, constants)
     a = 0, problem.lda, problem.k, 0.0
-    return launcher.bind_args(
-        (blocks, config.panels, 1), LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta)
-    )
+    return launcher.bind_args(grid, LooseArgs(b"", *a, CommonArgs.of(problem), 0, 0, problem.beta))
 
 
 def loading(problem: ScaledMm, config: DecodeConfig) -> Launch:
     """Return the launch of a kernel that loads aligned rows of a by TMA."""
-    panel = decode_unaligned_config.panel_of(problem, config.panels)
-    launcher, (blocks, _, _) = launcher_for(panel, config, UnalignedArgs)
-    return launcher.bind_args(
-        (blocks, config.panels, 1), UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    )
+    launcher, grid = launcher_for(problem, config, UnalignedArgs)
+    return launcher.bind_args(grid, UnalignedArgs(b"", b"", CommonArgs.of(problem), 0, 0, problem.beta))
 
 
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:

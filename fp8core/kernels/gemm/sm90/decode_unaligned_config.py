@@ -187,7 +187,10 @@ def _in_panels(p: ScaledMm, panels: int) -> Iterator[DecodeConfig]:
 
 
 def _has_registers(p: ScaledMm, config: DecodeConfig) -> bool:
-    """Return whether threads have registers: compiled otherwise, most layouts keep numbers in local memory."""
+    """Return whether threads have registers: compiled otherwise, most layouts keep numbers in local memory.
+
+    Three blocks of up to 8 rows with scales of channels have them, but are slower.
+    """
     side, of_channels = width(p.m), p.scale_b == "group"
     if side == MOST_ROWS:
         most = 1 if is_along_k(p) else 2
