@@ -99,7 +99,10 @@ ROWS_A_WEIGHT: Final = 4
 MOST_OPERATIONS: Final = 4e12
 """Larger products are left out: they take milliseconds."""
 MOST_ROWS: Final = 16384
-ODD_SHAPES: Final = "4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"
+ODD_SHAPES: Final = (
+    *("4096x4096", "5000x4100", "12345x4096", "1537x7168", "14336x4101"),
+    *("208x905", "448x262", "1008x777", "2576x301", "304x6066", "1200x2500"),
+)
 ODD_ROWS: Final = 1, 8, 33, 64, 80, 120, 301, 2001
 LARGE_SHAPES: Final = (
     *("6144x4096", "28672x4096", "8192x8192", "7168x16384", "2112x7168", "24576x1536", "4096x7168", "7168x2048"),

@@ -1,11 +1,12 @@
-"""Times every layout of `sm90_decode_unaligned` for odd products of up to 64 rows, and judges the one that it chooses.
+"""Times every layout of `sm90_decode_unaligned` for odd products, and judges the one that it chooses.
 
-    python -m bench.unaligned_layouts [--json FILE] [--count 100] [--sizes SIZES] [--seed 1] [--seconds 120]
+    python -m bench.unaligned_layouts [--json FILE] [--count 100] [--rows few|many] [--sizes SIZES] [--seed 1]
     python -m bench.unaligned_layouts --judge FILE ... [--fit]
 
 The layouts of a product are interleaved, and weights rotate over more memory than L2 holds. Layouts that are estimated
-to take more than --within times as long as the cheapest are left out. --judge times nothing and needs no GPU: it prints
-how much slower than the fastest layouts of the files the chosen ones are. --fit prints the costs
+to take more than --within times as long as the cheapest are left out. More than 64 rows are timed beside `realigned`,
+which has no layouts. --judge times nothing and needs no GPU: it prints how much slower than the fastest of a record
+what is chosen is, by the N side of wgmma, or for more than 64 rows. --fit prints the costs
 (`decode_unaligned_config.COSTS`) that the times give: those of least squares of the logarithms of estimate over time,
 where layouts near the fastest of a product count most.
 """
@@ -29,14 +30,21 @@ from bench.choice_records import H200
 from bench.needs import require_gpu
 from bench.odd_cases import BLOCKS, CODES, FEW, GROUP, ROW, WIDE, Product, log_uniform
 from bench.results import Record
+from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.scales import in_groups
+from fp8core.kernels.gemm.sm90 import decode_unaligned as kernel
 from fp8core.kernels.gemm.sm90 import decode_unaligned_config as config_model
-from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig, width
-from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned
+from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, width
+from fp8core.kernels.gemm.sm90.decode_wide_config import MOST_ROWS as MOST_IN_ONE_PANEL
+from fp8core.kernels.gemm.table import COPIES, SCALED_MM
 from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 
-ROWS: Final = (1, 3, 5, 8, 9, 12, 16, 20, 24, 32, 40, 50, FEW)
+ROWS: Final = {
+    "few": (1, 3, 5, 8, 9, 12, 16, 20, 24, 32, 40, 50, FEW),
+    "many": (65, 72, 80, 89, 96, 100, 112, 128, 130, 138, 160, 200, 256, 300, 400, 512),
+}
+OWN: Final = kernel.SM90_DECODE_UNALIGNED.name
 SIZES: Final = {
     "small": ((200, 16384), (64, 16384), (2e4, 8e6)),
     "medium": ((300, 16384), (128, 16384), (3e5, 60e6)),
@@ -49,7 +57,7 @@ ERROR: Final = 0.08
 """Errors of a logarithm count by their square below this, and linearly above it."""
 
 
-def drawn(count: int, seed: int, sizes: str) -> list[Product]:
+def drawn(count: int, seed: int, sizes: str, rows: str = "few") -> list[Product]:
     """Return random odd products, with as many of each number of rows; they are determined by the arguments.
 
     Small weights have results that are added to, and amax, too.
@@ -59,7 +67,7 @@ def drawn(count: int, seed: int, sizes: str) -> list[Product]:
     while len(found) < count:
         n, k = log_uniform(chance, *of_n), log_uniform(chance, *of_k)
         made = Product(
-            ROWS[len(found) % len(ROWS)],
+            ROWS[rows][len(found) % len(ROWS[rows])],
             n,
             k // 4 * 4 if chance.random() < 0.3 else k,
             *chance.choice((ROW, ROW, BLOCKS, BLOCKS, GROUP)),
@@ -84,28 +92,30 @@ def name(config: DecodeConfig) -> str:
 
 def layouts(p: ScaledMm) -> dict[str, DecodeConfig]:
     """Return the layouts of a product by their names."""
-    return {name(config): config for config in config_model.candidates(in_groups(p))}
+    found = list(config_model.candidates(in_groups(p)))
+    if MOST_ROWS < p.m <= MOST_IN_ONE_PANEL:
+        found.append(kernel.in_one_panel(p))
+    return {name(config): config for config in found}
 
 
-def timed(p: ScaledMm, within: float) -> dict[str, DecodeConfig]:
-    """Return the layouts that cost up to ``within`` times as much as the cheapest, by their names."""
-    found, p = layouts(p), in_groups(p)
-    us = {at: config_model.us(p, config) for at, config in found.items()}
-    most = within * min(us.values())
-    return {at: config for at, config in found.items() if us[at] <= most}
+def timed(p: ScaledMm, within: float) -> dict[str, Matmul]:
+    """Return the plans of layouts that cost up to ``within`` times as much as the cheapest, by their names."""
+    found = layouts(p)
+    us = {at: kernel.us(p, config) for at, config in found.items()}
+    most = within * min(us.values(), default=0.0)
+    plans = {at: kernel.decode_unaligned(p, config) for at, config in found.items() if us[at] <= most}
+    return plans if p.m <= MOST_ROWS or COPIES.refusal(p) is not None else {**plans, COPIES.name: COPIES.plan(p)}
 
 
 def compiled(made: Product, within: float) -> None:
     """Compile the layouts of a product, in a process of its own: the compiled kernels are kept on the disk."""
-    p = made.problem(device.target(0))
-    for config in timed(p, within).values():
-        decode_unaligned(p, config)
+    timed(made.problem(device.target(0)), within)
 
 
 def measure(made: Product, within: float) -> Record:
     """Return the times of a product in its layouts."""
     p = made.problem(device.target(0))
-    us = odd_products.times({at: (p, decode_unaligned(p, config)) for at, config in timed(p, within).items()})
+    us = odd_products.times({at: (p, plan) for at, plan in timed(p, within).items()})
     return {
         "bench": "unaligned_layouts",
         **made._asdict(),
@@ -125,26 +135,28 @@ def product_of(record: Record) -> Product:
 
 
 def losses(records: Iterable[Record]) -> Iterator[tuple[int, float]]:
-    """Yield for each record N and the chosen layout's time as a multiple of the fastest one's.
+    """Yield for each record N, or 0 for more than 64 rows, and the time of what is chosen by the least one.
 
-    A product whose chosen layout was not timed is left out.
+    A product is left out if what is chosen was not timed.
     """
     for record in records:
-        p = product_of(record).problem(H200)
-        chosen = record["us"].get(name(config_model.cheapest(p)))
+        p, few = product_of(record).problem(H200), record["m"] <= MOST_ROWS
+        row = OWN if few else next(row.name for row in SCALED_MM.ranking(p))
+        chosen = record["us"].get(name(kernel.layout(p)) if row == OWN else row)
         if chosen is not None:
-            yield width(p.m), chosen / min(record["us"].values())
+            yield width(p.m) if few else 0, chosen / min(record["us"].values())
 
 
 def report(records: Iterable[Record]) -> Iterator[str]:
-    """Yield a line for each N with how much slower than the fastest the chosen layouts are."""
+    """Yield a line for each N, and for more than 64 rows, with how much slower than the fastest the chosen ones are."""
     found = defaultdict[int, list[float]](list)
     for side, loss in losses(records):
         found[side].append(loss)
     for side, each in sorted(found.items()):
         each.sort()
         mean, tenth = geometric_mean(each), each[len(each) * 9 // 10]
-        yield f"N {side}: {len(each)} products, mean {mean:.3f}, nine of ten {tenth:.3f}, most {each[-1]:.3f}"
+        of = f"N {side}" if side else f"more than {MOST_ROWS} rows"
+        yield f"{of}: {len(each)} products, mean {mean:.3f}, nine of ten {tenth:.3f}, most {each[-1]:.3f}"
 
 
 class Sample(NamedTuple):
@@ -158,19 +170,27 @@ class Sample(NamedTuple):
 
 
 def samples_of(records: Iterable[Record], side: int) -> list[Sample]:
-    """Return the times of layouts of an N side near the fastest one of each product."""
+    """Return the times of layouts of an N side near the fastest one of each product.
+
+    More than 64 rows count for the side of 64 alone: with them the others fitted fewer rows worse, and more no better.
+    """
     found = []
     for record in records:
         us, p = record["us"], in_groups(product_of(record).problem(H200))
-        if side <= width(p.m):
+        if side <= width(p.m) if p.m <= MOST_ROWS else side == MOST_ROWS:
             of_name, fastest = layouts(p), min(us.values())
             near = ((of_name[at], time, time / fastest) for at, time in us.items() if at in of_name)
             found += [
                 Sample(p, config, time, ratio**-3)
                 for config, time, ratio in near
-                if ratio < NEAR and width(config_model.panel_of(p, config.panels).m) == side
+                if ratio < NEAR and side_of(p, config) == side
             ]
     return found
+
+
+def side_of(p: ScaledMm, config: DecodeConfig) -> int:
+    """Return the N side of wgmma that a layout has."""
+    return width(config_model.panel_of(p, config.panels).m)
 
 
 def errors(samples: Iterable[Sample], costs: config_model.Costs) -> list[float]:
@@ -215,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line a product to this file")
     parser.add_argument("--count", type=int, default=100, help="how many products are drawn")
+    parser.add_argument("--rows", choices=ROWS, default="few", help="up to 64, or more")
     parser.add_argument("--sizes", choices=SIZES, default="medium", help="of the weights that are drawn")
     parser.add_argument("--within", type=float, default=math.inf, metavar="FACTOR", help="time none that cost more")
     parser.add_argument("--seed", type=int, default=1)
@@ -229,15 +250,17 @@ def main() -> None:
             print(side, fitted(records, side))
         return
     require_gpu(parser)
-    end, cases = time.monotonic() + options.seconds, drawn(options.count, options.seed, options.sizes)
+    end, cases = time.monotonic() + options.seconds, drawn(options.count, options.seed, options.sizes, options.rows)
     records = []
     with ProcessPoolExecutor(max(1, (cpu_count() or 2) - 1), get_context("spawn")) as pool:
         for made, ready in [(made, pool.submit(compiled, made, options.within)) for made in cases]:
             if time.monotonic() > end:
                 break
             ready.result()
-            records.append(measure(made, options.within))
-            results.append(options.json, records[-1])
+            record = measure(made, options.within)
+            if record["us"]:  # a large weight of many rows has no layouts
+                records.append(record)
+                results.append(options.json, record)
         pool.shutdown(cancel_futures=True)
     print(*report(records), sep="\n")
 

@@ -193,7 +193,7 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
         ({"scale_dtype": "float8_e8m0fnu"}, "scales of float32"),
         ({"out": "float8_e4m3fnuz"}, "gives float32, float16, bfloat16, e4m3fn or e5m2"),
         ({"k": 0}, "needs k > 0"),
-        ({"m": 129}, "needs at most 128 rows or batch_invariant, got m=129"),
+        ({"m": 129}, "multiprocessors for every panel of 64 rows, got m=129 n=5000 k=4100"),
         ({"m": 65, "batch_invariant": True, "amax": True}, "no amax with more than one launch, got m=65 and batch_inv"),
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
         (
@@ -272,6 +272,24 @@ def test_rows_in_panels_have_their_bits_in_one(operands, m, panels, offsets, mod
     own, largest = made.run(decode_unaligned(made.problem, config)), float(made.amax[0])
     np.testing.assert_array_equal(own, made.run(decode_unaligned(made.problem, config._replace(panels=1))))
     assert largest == float(made.amax[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "offsets", "out"),
+    [
+        (65, 448, 262, (0, 0, 0), "bfloat16"),
+        (100, 270, 3001, (1, 0, 3), "float32"),
+        (129, 1003, 130, (0, 3, 1), FN),
+        (200, 120, 2050, (5, 15, 0), "float16"),
+        (333, 241, 97, (1, 1, 1), "bfloat16"),
+    ],
+)
+def test_more_rows_in_panels(operands, m, n, k, offsets, out, modes):
+    made = operands((m, n, k), modes, offsets, out, "float32", amax=out == FN)
+    assert layout(made.problem).panels > 1
+    made.check(plan_unaligned(made.problem), CUT_OFF)
 
 
 def aligned(made):

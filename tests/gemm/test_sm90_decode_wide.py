@@ -6,7 +6,7 @@ import pytest
 
 from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
 from fp8core.kernels.gemm.sm90.decode_config import dynamic_bytes, ring_bytes, stages, width
-from fp8core.kernels.gemm.sm90.decode_unaligned import layout, plan_unaligned
+from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned, in_one_panel
 from fp8core.kernels.gemm.sm90.residues import phases_of
 from fp8core.kernels.gemm.table import COPIES, SCALED_MM
 from gemm.test_sm90_decode_unaligned import CUT_OFF, FN, MODES, operands, problem  # noqa: F401
@@ -37,7 +37,7 @@ def test_a_layout_of_more_rows_has_room(n, k, scales, prefetches):
     """A warpgroup awaits a k-block before it gives one up, and all blocks of the first turn are there at once."""
     for m in (65, 96, 97, 128):
         p = problem(m, n, k, scales=scales, prefetch_weight=prefetches)
-        config, scale_rows = layout(p), SCALE_ROWS.get(scales[1], 0)
+        config, scale_rows = in_one_panel(p), SCALE_ROWS.get(scales[1], 0)
         depth = stages(config, width(m), scale_rows, p.target)
         assert depth >= 2
         assert ring_bytes(config, width(m), depth) <= dynamic_bytes(config, width(m), scale_rows, depth, p.target)
@@ -60,4 +60,4 @@ def test_a_layout_of_more_rows_has_room(n, k, scales, prefetches):
 )
 def test_more_rows_in_one_pass(operands, m, n, k, offsets, out, modes):
     made = operands((m, n, k), modes, offsets, out, "float32", amax=True)
-    made.check(plan_unaligned(made.problem), CUT_OFF)
+    made.check(decode_unaligned(made.problem, in_one_panel(made.problem)), CUT_OFF)

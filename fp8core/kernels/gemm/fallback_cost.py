@@ -11,58 +11,62 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import generic, realigned
 from fp8core.kernels.gemm.blaslt.mapping import FOUR
 from fp8core.kernels.gemm.overlap import overlapped_us
-from fp8core.kernels.gemm.scales import in_groups, is_along_k
-from fp8core.kernels.gemm.sm90 import (
-    decode_cost,
-    decode_unaligned,
-    decode_unaligned_config,
-    decode_wide_config,
-    tiled_cost,
-)
+from fp8core.kernels.gemm.scales import is_along_k
+from fp8core.kernels.gemm.sm90 import decode_cost, decode_unaligned, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS
 from fp8core.problem import ITEMSIZE, ScaledMm
 
-PASS_START_US: Final = 3.092
+PASS_START_US: Final = 2.831
 """Time of generic_decode beside its passes over the weight."""
-PASS_BYTES_A_US: Final = 2.52e7
+PASS_BYTES_A_US: Final = 2.163e7
 """Bytes of the weight per microsecond in a pass of generic_decode, one for every panel of rows."""
-PASS_ROW: Final = 0.3074
+PASS_ROW: Final = 0.2705
 """Fraction by which a pass takes longer per row of a panel."""
-CODE_US: Final = 0.003307
+CODE_US: Final = 0.003672
 """Time of a warp of generic_decode per column of its part of k: a pass takes no less, however small the weight is."""
-CODE_ROW_US: Final = 0.0001478
+CODE_ROW_US: Final = 0.0001496
 """Addition to `CODE_US` per row of a panel."""
-PASS_OVERLAP: Final = 12.28
+PASS_OVERLAP: Final = 14.81
 """Exponent of the norm that combines the two times, which overlap (`overlapped_us`)."""
-PASS_UNALIGNED: Final = 2.485
+PASS_UNALIGNED: Final = 2.373
 """Factor on passes if rows of codes are not aligned."""
-PASS_BLOCKWISE: Final = 1.276
+PASS_BLOCKWISE: Final = 1.233
 """Factor on passes with scales that change along k."""
-TILE_START_US: Final = 19.82
+TILE_START_US: Final = 20.69
 """Time of generic_mma beside its tiles."""
-TILE_K_BLOCK_US: Final = 0.4267
+TILE_K_BLOCK_US: Final = 0.4133
 """Time of a tile of generic_mma per 128 of k."""
-PRODUCT_US: Final = 0.000121
+PRODUCT_US: Final = 0.0001209
 """Addition to `TILE_K_BLOCK_US` per result of the tile."""
-TILE_UNALIGNED: Final = 1.34
+TILE_UNALIGNED: Final = 1.353
 """Factor on tiles if rows of codes are not aligned."""
-TILE_BLOCKWISE: Final = 1.14
+TILE_BLOCKWISE: Final = 1.135
 """Factor on tiles with scales that change along k."""
-COPY_US: Final = 0.02871
-"""Time of the launches of realigned beside the product."""
-COPIED_BYTES_A_US: Final = 3.413e6
+COPY_US: Final = 2.022
+"""The least time of the launches of realigned beside the product, however little they copy."""
+COPY_OVERLAP: Final = 1.601
+"""Exponent of the norm that combines it with the time of the copied bytes (`overlapped_us`)."""
+COPIED_BYTES_A_US: Final = 3.441e6
 """Bytes per microsecond that copies read and write."""
-PAD_US: Final = 3.492
+PAD_US: Final = 3.494
 """Time of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 3.659
+SPLIT_M_US: Final = 3.652
 """Time of the launch of cublaslt_split_m before its products."""
 EPILOGUE_US: Final = 3.807
 """Time of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
     *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "CODE_US", "CODE_ROW_US", "PASS_OVERLAP", "PASS_UNALIGNED"),
     *("PASS_BLOCKWISE", "TILE_START_US"),
-    *("TILE_K_BLOCK_US", "PRODUCT_US", "TILE_UNALIGNED", "TILE_BLOCKWISE", "COPY_US", "COPIED_BYTES_A_US"),
+    *(
+        "TILE_K_BLOCK_US",
+        "PRODUCT_US",
+        "TILE_UNALIGNED",
+        "TILE_BLOCKWISE",
+        "COPY_US",
+        "COPY_OVERLAP",
+        "COPIED_BYTES_A_US",
+    ),
     *("PAD_US", "SPLIT_M_US", "EPILOGUE_US"),
 )
 """The constants above that `python -m bench.fit_estimates` fits."""
@@ -105,17 +109,15 @@ def realigned_us(p: ScaledMm) -> float:
     moved = 2 * (p.m + p.n) * most.k if realigned.copies_codes(p) else 0
     moved += 2 * p.m * p.n * ITEMSIZE[p.out] if realigned.copies_out(p) else 0
     product = decode_us(most) if p.m <= MOST_ROWS else tiled_cost.us(most)
-    return COPY_US + moved / COPIED_BYTES_A_US + product + (generic_decode_us(last) if last.n else 0.0)
+    copies = overlapped_us(COPY_OVERLAP, COPY_US, moved / COPIED_BYTES_A_US)
+    return copies + product + (generic_decode_us(last) if last.n else 0.0)
 
 
 def unaligned_us(p: ScaledMm) -> float:
     """Return the estimate of sm90_decode_unaligned: the cost of its layout, for each of its launches."""
-    p = in_groups(p)
-    if p.m > MOST_ROWS and not p.batch_invariant:
-        config = decode_unaligned.layout(p)
-        return decode_wide_config.us(decode_unaligned.wide(p, config.residues), config)
-    launches, p = ceil_div(p.m, MOST_ROWS), p._replace(m=min(p.m, MOST_ROWS))
-    return launches * decode_unaligned_config.us(p, decode_unaligned.layout(p)) if launches else 0.0
+    if p.batch_invariant and p.m > MOST_ROWS:
+        return ceil_div(p.m, MOST_ROWS) * unaligned_us(p._replace(m=MOST_ROWS))
+    return decode_unaligned.us(p, decode_unaligned.layout(p)) if p.m else 0.0
 
 
 def pad_m_us(p: ScaledMm, library_us: float) -> float:

@@ -125,15 +125,33 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     With batch_invariant it is that of `sm90_decode`, but with tiles of channels of one or two residues. So the sums
     have the same order for every m and wherever a begins, and a weight that happens to be aligned gives the same bits.
     """
-    if problem.m <= MOST_ROWS and not problem.batch_invariant:
-        config = decode_unaligned_config.cheapest(problem)
-        return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+    if problem.batch_invariant:
+        return in_one_panel(problem)
+    config = decode_unaligned_config.cheapest(problem)
+    if MOST_ROWS < problem.m <= decode_wide_config.MOST_ROWS:
+        wide_config = in_one_panel(problem)
+        if config is None or us(problem, wide_config) <= us(problem, config):
+            return wide_config
+    assert config is not None  # SOME_LAYOUT
+    return config if problem.prefetch_weight else without_prefetch(config, problem.target)
+
+
+def us(problem: ScaledMm, config: DecodeConfig) -> float:
+    """Return the microseconds of a product in a layout."""
+    problem = in_groups(problem)
+    if problem.m > MOST_ROWS and config.panels == 1:
+        return decode_wide_config.us(wide(problem, config.residues), config)
+    return decode_unaligned_config.us(problem, config)
+
+
+def in_one_panel(problem: ScaledMm) -> DecodeConfig:
+    """Return the layout with batch_invariant, and that of 65 to 128 rows in one panel."""
     config = layout_with(problem, residues_of(problem))
     return layout_with(problem, 1) if lacks_registers(problem, config) else config
 
 
 def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
-    """Return the layout of more than 64 rows, or with batch_invariant, with tiles of so many ``residues``."""
+    """Return what `in_one_panel` returns, with tiles of so many ``residues``."""
     problem = in_groups(problem)
     count, n = phases_of(problem.ldb), problem.n
     if problem.m > MOST_ROWS:
@@ -185,7 +203,7 @@ def loading(problem: ScaledMm, config: DecodeConfig) -> Launch:
 
 
 def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> Matmul:
-    """Return the product of up to 128 rows; with up to 64 it has the bits of `sm90_decode` in the same layout."""
+    """Return the product in one launch; with up to 64 rows it has the bits of `sm90_decode` in the same layout."""
     problem = in_groups(problem)
     config = config or layout(problem)
     panel = decode_unaligned_config.panel_of(problem, config.panels)
@@ -226,8 +244,8 @@ def decode_unaligned(problem: ScaledMm, config: DecodeConfig | None = None) -> M
 
 def plan_unaligned(problem: ScaledMm) -> Matmul:
     """Return the launches of the row "sm90_decode_unaligned"."""
-    most = MOST_ROWS if problem.batch_invariant else decode_wide_config.MOST_ROWS
-    return decode_unaligned(problem) if problem.m <= most else panels(problem, decode_unaligned)
+    several = problem.batch_invariant and problem.m > MOST_ROWS
+    return panels(problem, decode_unaligned) if several else decode_unaligned(problem)
 
 
 UNALIGNED: Final = Requirement(
@@ -239,9 +257,12 @@ UNALIGNED: Final = Requirement(
     "needs rows of codes that are not aligned to 16 bytes, an FP8 result or amax",
 )
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
-FEW_ROWS: Final = Requirement(
-    lambda p: p.m <= decode_wide_config.MOST_ROWS or p.batch_invariant,
-    f"needs at most {decode_wide_config.MOST_ROWS} rows or batch_invariant, got m={{p.m}}",
+SOME_LAYOUT: Final = Requirement(
+    lambda p: (
+        p.m <= decode_wide_config.MOST_ROWS or p.batch_invariant or decode_unaligned_config.cheapest(p) is not None
+    ),
+    f"needs at most {decode_wide_config.MOST_ROWS} rows, batch_invariant, or a weight so small that there are"
+    " multiprocessors for every panel of 64 rows, got m={p.m} n={p.n} k={p.k}",
 )
 ONE_LAUNCH_AMAX: Final = Requirement(
     lambda p: p.m <= MOST_ROWS or not (p.amax and p.batch_invariant),
@@ -259,7 +280,7 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         OCP_RESULT,
         SOME_K,
         COUNTABLE,
-        FEW_ROWS,
+        SOME_LAYOUT,
         ONE_LAUNCH_AMAX,
         WHOLE_ELEMENTS,
         WHOLE_WORDS,

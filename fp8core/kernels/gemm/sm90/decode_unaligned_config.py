@@ -1,9 +1,9 @@
-"""The layout and the time of `sm90_decode_unaligned` for up to 64 rows: the config of least cost.
+"""The layouts of `sm90_decode_unaligned` in panels of up to 64 rows, and their times.
 
 What differs from `sm90_decode`: a tile has channels of one residue or two, of which the last one may be empty; the
 results of a residue are stored up to 16 elements apart; an unaligned a is aligned by each block, or copied first; and
-the rows of a may be in several panels, each with blocks of its own. These take less time than blocks with all rows if
-the weight is so small that there are multiprocessors for all panels.
+the rows of a may be in several panels, each with blocks of its own, for which a weight has to be so small that there
+are multiprocessors for all of them. Up to 128 rows may be in one panel, too (`decode_wide_config`).
 """
 
 from collections.abc import Iterator
@@ -83,10 +83,10 @@ COSTS: Final = {
         *(0.021, 0.478, 0.166, 0.21, 0.635, 1.6, 0.331, 0.014, 0.392, 1.247),
     ),
     64: Costs(
-        *(1.018, 1.262),
-        {ONE: 0.256, ALONG_K: 0.185, ALONG_N: 0.154, MULTICAST: 0.153},
-        {ONE: 0.861, ALONG_K: 1.2, ALONG_N: 1.362, MULTICAST: 1.335},
-        *(0.053, 0.525, 0.003, 0.206, 0.648, 1.772, 0.232, 0.263, 0.0, 1.0),
+        *(1.217, 1.235),
+        {ONE: 0.256, ALONG_K: 0.182, ALONG_N: 0.153, MULTICAST: 0.154},
+        {ONE: 0.76, ALONG_K: 1.12, ALONG_N: 1.258, MULTICAST: 1.156},
+        *(0.052, 0.47, 0.001, 0.225, 0.742, 1.799, 0.241, 0.073, 0.078, 1.393),
     ),
 }
 """By the N side."""
@@ -138,10 +138,10 @@ def channels(n: int, config: DecodeConfig) -> int:
 
 
 @lru_cache(maxsize=256)
-def cheapest(p: ScaledMm) -> DecodeConfig:
-    """Return the config of least cost; of equal ones, the first."""
+def cheapest(p: ScaledMm) -> DecodeConfig | None:
+    """Return the config of least cost; of equal ones, the first. More than 64 rows of a large weight have none."""
     p = in_groups(p)
-    return min(candidates(p), key=lambda config: us(p, config))
+    return min(candidates(p), key=lambda config: us(p, config), default=None)
 
 
 def panel_of(p: ScaledMm, panels: int) -> ScaledMm:
@@ -156,7 +156,7 @@ def candidates(p: ScaledMm) -> Iterator[DecodeConfig]:
     """
     for side in reversed(COSTS):
         panels = ceil_div(p.m, side)
-        if side == width(p.m) or (panels > 1 and p.n * p.k * panels <= MOST_BYTES):
+        if p.n * p.k * panels <= MOST_BYTES if panels > 1 else side == width(p.m):
             yield from _in_panels(p, panels)
 
 
@@ -165,6 +165,8 @@ def _in_panels(p: ScaledMm, panels: int) -> Iterator[DecodeConfig]:
     phases, side = phases_of(p.ldb), width(p.m)
     for residues in (2, 1) if phases > 1 else (1,):
         for m_warpgroups, k_warpgroups, multicast_tiles in COSTS[side].k_block_us:
+            if panels > 1 and multicast_tiles > 1:
+                continue
             a_stages = A_STAGES_ALONG_N if m_warpgroups > 1 else A_STAGES[side]
             for ctas_per_sm in (1, 2, 3) if m_warpgroups == k_warpgroups == 1 else (1,):
                 for cluster in POWERS:
@@ -180,7 +182,7 @@ def _in_panels(p: ScaledMm, panels: int) -> Iterator[DecodeConfig]:
                     if not most or not 1 <= split_k <= ceil_div(p.k, BLOCK_K) or not _has_registers(p, config):
                         continue
                     tiles = channels(p.n, config) // (config.tile * multicast_tiles)
-                    if panels > 1 and tiles > most:
+                    if not tiles or (panels > 1 and tiles > most):
                         continue
                     config = config._replace(clusters=min(tiles, most))
                     yield config if multicast_tiles > 1 else limit_prefetch(config)
