@@ -33,6 +33,7 @@ class Torch(Framework):
     """
 
     name = "torch"
+    pools_of_threads = False
     unguarded = "is_nested"
     """torch's guards read strides first, and abort the process for tensors without strides."""
 

@@ -143,7 +143,18 @@ def test_the_stream_is_that_of_the_first_or_the_given_one(log):
     first = Kind("first", 0x200)
     assert interop.stream_of(*views(first)) == 0x200
     assert interop.stream_of(*views(first), 0x400) == 0x400
+    assert interop.stream_of(*views(first), device.LEGACY) == 0
     assert log == []
+
+
+@pytest.mark.parametrize("stream", [device.PER_THREAD, SimpleNamespace(cuda_stream=device.PER_THREAD)])
+def test_the_stream_of_each_thread_is_refused_where_their_memory_is_not_told_apart(log, stream):
+    torch = pytest.importorskip("torch")
+    seen = interop.view(torch.ones(2), "x")
+    assert interop.stream_of(seen, stream) == 0, "the host has no streams"
+    with pytest.raises(DeviceError, match=r"stream needs to be one stream in all threads for arrays of torch, .*\(2\)"):
+        interop.stream_of(seen._replace(target=TARGET), stream)
+    assert interop.stream_of(*views(Kind("cupy", 0x200)), stream) == device.PER_THREAD
 
 
 # streams that wait
