@@ -184,7 +184,7 @@ class Operation:
             call.run(work, addresses, pool, weights)
         finally:
             announced.end()
-        interop.order_after(work, present, stream)
+            interop.order_after(work, present, stream)  # of a call that fails, too: its first launches may be under way
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
             for at in range(len(arrays)):
