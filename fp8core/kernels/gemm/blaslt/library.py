@@ -38,6 +38,10 @@ CUBLASLT_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
 """The same for functions that hipBLASLt does not have."""
 
 
+class RefusedError(BackendError):
+    """A status by which a library says that it cannot compute a product."""
+
+
 class Library:
     """A loaded BLASLt library: checked calls, and its handles.
 
@@ -89,11 +93,15 @@ class Library:
         return f"{self.dialect.statuses.get(status, 'unknown status')} ({status})"
 
     def check(self, name: str, status: int, subject: object) -> None:
-        """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success."""
+        """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success.
+
+        It is a RefusedError if the status is one of the dialect's refusals.
+        """
         if status:
             if self.dialect.platform == "hip":
                 device.clear_error()
-            raise BackendError(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
+            error = RefusedError if status in self.dialect.refusals else BackendError
+            raise error(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
 
 
 class Handle:
