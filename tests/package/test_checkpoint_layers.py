@@ -3,6 +3,7 @@
 import pytest
 
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.selection import matches, only
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, read
 from support.planned import EXPERTS, MLP, QKV, L, folder, reasons, statuses
@@ -60,6 +61,13 @@ def test_nothing_but_columns_that_blocks_do_not_divide_is_refused(tmp_path):
         CheckpointError, match="no weight to quantize: scheme block needs k in multiples of 128, got 576"
     ):
         quantize_checkpoint(source, tmp_path / "out", scheme="block")
+
+
+def test_a_name_has_a_pattern_of_its_own():
+    names = ["layers.0.q_proj", "layers[0].q_proj", "layers*.q_?roj", "re:layers", "[r]e:layers", "[[]!]"]
+    for name in names:
+        assert [other for other in names if matches(other, only(name))] == [name]
+    assert only(names[0]) == names[0]
 
 
 @pytest.mark.parametrize(
