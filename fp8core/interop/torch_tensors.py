@@ -227,8 +227,9 @@ class Torch(Framework):
     ) -> Result:
         if target.platform == "host":
             return self.empty(shape, dtype, target, strides)
-        cuda = self._torch.cuda
-        with cuda.stream(cuda.ExternalStream(stream, device=self._on(target.device))):
+        cuda, where = self._torch.cuda, self._on(target.device)
+        # ExternalStream(0) is one of torch's own streams, not the default one.
+        with cuda.stream(cuda.ExternalStream(stream, device=where) if stream else cuda.default_stream(where)):
             return self.empty(shape, dtype, target, strides)
 
     def reinterpret(self, x: Any, dtype: str) -> Any:

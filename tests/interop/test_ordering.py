@@ -157,6 +157,20 @@ def test_the_stream_of_each_thread_is_refused_where_their_memory_is_not_told_apa
     assert interop.stream_of(*views(Kind("cupy", 0x200)), stream) == device.PER_THREAD
 
 
+def test_results_for_another_stream_come_from_its_pool(monkeypatch):
+    torch = pytest.importorskip("torch")
+    seen, entered = interop.view(torch.ones(2), "x"), []
+    own = {0: "one of torch's own streams"}  # what torch makes of the address 0
+    monkeypatch.setattr(seen.framework, "_raw_stream", lambda ordinal: 0x200)
+    monkeypatch.setattr(seen.framework, "_on", lambda ordinal: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda at, device: own.get(at, at))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default stream")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(entered.append(stream)))
+    for stream in (0, LAUNCH, 0x200):
+        seen.framework.empty((4,), "float32", TARGET, None, stream)
+    assert entered == ["the default stream", LAUNCH]
+
+
 # streams that wait
 
 
