@@ -232,6 +232,10 @@ class Torch(Framework):
         with cuda.stream(cuda.ExternalStream(stream, device=where) if stream else cuda.default_stream(where)):
             return self.empty(shape, dtype, target, strides)
 
+    def keep(self, view: TensorView, stream: int) -> None:
+        """Keep the storage of an operand, as `Framework.keep`: the tensor may get another one (``x.data = …``)."""
+        super().keep(view._replace(owner=view.owner.untyped_storage()), stream)
+
     def reinterpret(self, x: Any, dtype: str) -> Any:
         """Return a tensor over the same memory."""
         return x.detach().view(self._dtypes[dtype])

@@ -226,13 +226,15 @@ def test_streams_wait_for_each_other_within_one_capture_or_outside_of_all(joined
 
 def test_memory_of_torch_is_kept_by_the_library_and_not_by_its_allocator(log, monkeypatch):
     torch = pytest.importorskip("torch")
-    framework, recorded = interop.framework_of(torch.Tensor), []
-    monkeypatch.setattr(framework, "stream", lambda target: 0x200)
-    owner = SimpleNamespace(record_stream=recorded.append)
-    view = TensorView(0x1000, "float32", (1,), (1,), TARGET, framework, owner)
+    x, recorded = torch.tensor([1, 2], dtype=torch.uint8), []
+    view, address = interop.view(x, "x")._replace(target=TARGET), x.data_ptr()
+    monkeypatch.setattr(view.framework, "stream", lambda target: 0x200)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: recorded.append(x))
     order_after(LAUNCH, [view], explicit=LAUNCH)
     order_after(0x200, [view], explicit=0x200)  # its own stream
-    assert log == [("keep", owner, LAUNCH, TARGET.device)]
+    x.data = torch.zeros(2, dtype=torch.uint8)  # as where a layer moves: the kernel may still read the old memory
+    ((what, kept, stream, ordinal),) = log
+    assert (what, kept.data_ptr(), kept.tolist(), stream, ordinal) == ("keep", address, [1, 2], LAUNCH, TARGET.device)
     assert not recorded
 
 
