@@ -38,8 +38,8 @@ CUBLASLT_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
 """The same for functions that hipBLASLt does not have."""
 
 
-class RefusedError(BackendError):
-    """A status by which a library says that it cannot compute a product."""
+class FailedError(BackendError):
+    """A status that says nothing about the product that a library was asked about."""
 
 
 class Library:
@@ -95,12 +95,12 @@ class Library:
     def check(self, name: str, status: int, subject: object) -> None:
         """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success.
 
-        It is a RefusedError if the status is one of the dialect's refusals.
+        It is a FailedError if the status is one of the dialect's failures.
         """
         if status:
             if self.dialect.platform == "hip":
                 device.clear_error()
-            error = RefusedError if status in self.dialect.refusals else BackendError
+            error = FailedError if status in self.dialect.failures else BackendError
             raise error(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
 
 

@@ -10,7 +10,7 @@ from fp8core.errors import BackendError
 from fp8core.features import features
 from fp8core.kernels.gemm.blaslt.corrections import corrected_us, gpu_of
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
-from fp8core.kernels.gemm.blaslt.library import Handle, Library, RefusedError, find
+from fp8core.kernels.gemm.blaslt.library import FailedError, Handle, Library, find
 from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, MEASURED_VERSIONS, Config, Work
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
@@ -62,7 +62,8 @@ def refusal(product: Product) -> Refusal | Unknown | None:
     The answer of a library that is not on this machine is Unknown.
 
     Raises:
-        BackendError: a call failed without saying anything about the product. The next query asks again.
+        BackendError: the library has no handle, or failed without saying anything about the product. The next query
+            asks again.
     """
     asked = _ask(product)
     return asked if isinstance(asked, str) else None
@@ -94,12 +95,15 @@ def _ask(product: Product) -> tuple[Candidate, ...] | Refusal | Unknown:
             needed = library.dialect.minimum_versions[mode]
             if version < needed:
                 return Refusal(f"{library} has version {version}; {mode} needs {needed}")
+    handle = library.handles.of_device(product.target.device)
     try:
-        return heuristic(library, library.handles.of_device(product.target.device), product) or Refusal(
+        return heuristic(library, handle, product) or Refusal(
             f"{library} offers no algorithm for m={product.m} n={product.n} k={product.k} to {product.out}"
             f" with scales {' and '.join(MODES[product.scales])}"
         )
-    except RefusedError as error:
+    except FailedError:
+        raise
+    except BackendError as error:
         return Refusal(error)
 
 
@@ -111,7 +115,7 @@ def heuristic(library: Library, handle: int, product: Product) -> tuple[Candidat
     scale per tensor can apply vectors, too; the library confirms that when it is asked about one algorithm.
 
     Raises:
-        BackendError: a call failed. The library reports "not supported" either as a `RefusedError` or as no candidate.
+        BackendError: a call failed. The library reports "not supported" either as an error or as no candidate.
     """
     query = HeuristicQuery(library, handle, product)
     found = query.offered(library.dialect.workspace_bytes)
