@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.naming import METADATA, FormatName
-from fp8core.checkpoint.selection import check_pattern, matches
+from fp8core.checkpoint.selection import check_pattern, matches, only
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 Activations = Literal["static", "dynamic"]
@@ -152,6 +152,11 @@ def _patterns(value: Any, what: str = "the configuration's list of modules that 
     return found
 
 
+def _names(value: Any, *what: str) -> tuple[str, ...]:
+    """Return what compressed-tensors lists: regular expressions after ``re:``, and names that stand for themselves."""
+    return tuple(one if one.startswith("re:") else only(one) for one in _patterns(value, *what))
+
+
 def _pair(value: Any) -> GroupShape | None:
     if isinstance(value, list) and len(value) == 2 and all(map(is_side, value)):
         return GroupShape(*value)
@@ -194,7 +199,7 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
         if isinstance(group, dict):
             weights.append(_fields(group.get("weights")))
             activations.append(_fields(group.get("input_activations")))
-            targets += _patterns(group.get("targets"), "targets in the configuration")
+            targets += _names(group.get("targets"), "targets in the configuration")
     granularities = frozenset(
         _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
     )
@@ -209,7 +214,7 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
         granularities,
         shapes.pop() if len(shapes) == 1 else None,
         ("dynamic" if dynamic.pop() else "static") if len(dynamic) == 1 else None,
-        _patterns(found.get("ignore")),
+        _names(found.get("ignore")),
         f"{cache.get('type', '')}{cache.get('num_bits', '')}" if isinstance(cache, dict) else "",
         tuple(_transforms(found.get("transform_config"))),
         targets=tuple(targets),

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import Any, NamedTuple
 
 from fp8core.errors import CheckpointError
@@ -77,6 +78,11 @@ def matches(module: str, pattern: str) -> bool:
     if pattern.startswith("re:"):
         return re.match(pattern[3:], module) is not None
     return fnmatchcase(module, pattern)
+
+
+def only(module: str) -> str:
+    """Return the pattern that matches this name and no other."""
+    return f"[r]{escape(module[1:])}" if module.startswith("re:") else escape(module)
 
 
 def _first(module: str, patterns: Iterable[str]) -> str | None:

@@ -163,6 +163,7 @@ class Operation:
         pool = None if stream is None else work
         arrays, addresses = list(operands), [0 if view is None else view.pointer for view in views]
         call.regions.refuse_overlaps(addresses)
+        interop.order_before(work, present, stream)  # before memory is allocated, which may end a capture
         held = []  # until the launch has been made
         for at in self.numbers:
             if specs[at] is not None and views[at] is None:
@@ -180,11 +181,10 @@ class Operation:
         announced = prefetch.NO_WEIGHTS
         try:
             announced = call.regions.announce_write(addresses, work)
-            interop.order_before(work, present, stream)
             call.run(work, addresses, pool, weights)
         finally:
             announced.end()
-        interop.order_after(work, present, stream)
+            interop.order_after(work, present, stream)  # of a call that fails, too: its first launches may be under way
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
             for at in range(len(arrays)):

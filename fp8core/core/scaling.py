@@ -15,6 +15,7 @@ EPS: Final = 1e-10
 """The lower bound of the amax of a group; vLLM's kernels use the same."""
 SCALE_DTYPE: Final = {"float32": "float32", "ue8m0": "float32", "ue8m0_bytes": "float8_e8m0fnu"}
 
+INFINITE: Final = (math.inf, -math.inf)
 SCALES: Final = ("float32", "float8_e8m0fnu")
 """The dtypes of scales."""
 
@@ -39,9 +40,17 @@ def split(out: Any, scale: Any) -> tuple[Any, Any]:
 
 
 def number_or_operand(x: Any) -> tuple[float | None, Any]:
-    """Return ``(number, None)`` if ``x`` is a number, otherwise ``(None, x)``: then x has to be an array."""
+    """Return ``(number, None)`` for a ``scale_ub`` that is a number, otherwise ``(None, x)``: x has to be an array.
+
+    Raises:
+        ScaleError: the number is finite, and too large for a float.
+    """
     number = scalar(x)
-    return (None, x) if number is None else (number, None)
+    if number is None:
+        return None, x
+    if number in INFINITE and x not in INFINITE:
+        raise ScaleError(f"scale_ub needs a positive number that float32 holds, or infinity, got {x}")
+    return number, None
 
 
 class ScaleOptions(NamedTuple):

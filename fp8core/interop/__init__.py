@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from fp8core.errors import DTypeError
+from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import framework_of
@@ -18,6 +18,7 @@ from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
 from fp8core.problem import Target
+from fp8core.runtime import device
 
 __all__ = [
     "Allocator",
@@ -96,11 +97,17 @@ def stream_of(first: TensorView, stream: Any = None) -> int:
         The stream's address; 0 on the host, which has none.
 
     Raises:
-        DeviceError: ``stream`` is neither an address nor such an object.
+        DeviceError: ``stream`` is neither an address nor such an object; or it is the per-thread default stream, and
+            the framework's allocator would share memory among those of several threads.
     """
     given = None if stream is None else stream_address(stream)
     if first.target.platform == "host":
         return 0
+    if given == device.PER_THREAD and not first.framework.pools_of_threads:
+        raise DeviceError(
+            f"stream needs to be one stream in all threads for arrays of {first.framework.name}, whose allocator tells "
+            f"streams apart by their handles, got the per-thread default stream ({given})"
+        )
     chosen = first.framework.stream(first.target) if given is None else given
     if first.held is not None:
         order_before(chosen, (first,), stream)

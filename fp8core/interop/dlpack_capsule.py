@@ -2,7 +2,6 @@
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from fp8core.errors import DeviceError, LayoutError
@@ -14,8 +13,8 @@ from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.names import type_name
 from fp8core.interop.tensor import Framework, Result, TensorView
 from fp8core.problem import HOST, Target
-from fp8core.runtime import device, streams
-from fp8core.runtime.releases import releases
+from fp8core.runtime import device
+from fp8core.runtime.releases import passed_query, releases
 
 REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
 """What producers raise when they cannot export."""
@@ -83,24 +82,14 @@ class KeepAlive:
     def launched(self) -> None:
         """Note that the launch has been made: on another thread, the per-thread default stream is another stream."""
         if self.stream == device.PER_THREAD:
-            self._begin_query()
-
-    def _begin_query(self) -> None:
-        try:
-            self.passed = streams.event_query(self.stream, self.ordinal)
-        except Exception as error:  # noqa: BLE001 - without an event the memory has to be kept for good
-            self.passed = partial(_raise, error)
+            self.passed = passed_query(self.stream, self.ordinal)
 
     def __del__(self) -> None:
         if sys.is_finalizing():
             return
         if not hasattr(self, "passed"):
-            self._begin_query()
+            self.passed = passed_query(self.stream, self.ordinal)
         self.releases.add(self.capsule, self.passed, self.ordinal, (self.ordinal, self.stream))
-
-
-def _raise(error: Exception) -> bool:
-    raise error
 
 
 class ExporterFramework(Framework):

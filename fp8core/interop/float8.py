@@ -220,9 +220,27 @@ class Float8Array(DLPackView):
         """Return the values as nested lists of Python floats, after `get`."""
         return self.get().tolist()
 
-    def item(self, *index: int) -> float:
-        """Return one value as a Python float: the only one, or the one at an index. Waits as `get` does."""
-        return float(self.get().item() if not index else self[tuple(slice(at, at + 1 or None) for at in index)].item())
+    def item(self, *index: Any) -> float:
+        """Return one value as a Python float, with the arguments of NumPy's ``item``. Waits as `get` does.
+
+        Args:
+            *index: nothing, for the only value; its position in row-major order; or an index along each axis, also as a
+                tuple.
+
+        Raises:
+            IndexError, TypeError, ValueError: as NumPy's ``item`` does.
+        """
+        if not index:
+            return float(self.get().item())
+        import numpy as np
+
+        at = index[0] if isinstance(index[0], tuple) else index
+        np.broadcast_to(np.uint8(0), self.shape).item(*index)  # raises what NumPy raises; an array without memory
+        if len(at) == 1:
+            at = np.unravel_index(at[0] % self.size, self.shape)
+        axes = zip(at, self.shape, strict=True)
+        one = self._array[tuple([slice(i % extent, i % extent + 1) for i, extent in axes])] if at else self._array
+        return float(Float8Array(one, self._dtype).get().item())
 
     def __repr__(self) -> str:
         """Return shape, dtype, strides and device; for an array in host memory also its values, abridged.

@@ -5,6 +5,7 @@ from operator import index
 from typing import TYPE_CHECKING, Any
 
 from fp8core.errors import DeviceError
+from fp8core.runtime import device
 
 if TYPE_CHECKING:
     from fp8core.interop.tensor import TensorView
@@ -39,7 +40,7 @@ class LaunchStream:
 
 
 def stream_address(stream: Any) -> int:
-    """Return the address of a stream that a caller gave; raise DeviceError if it is not a stream."""
+    """Return the address of a stream that a caller gave, 0 for the default one; raise DeviceError for anything else."""
     address = stream
     integral = hasattr(type(stream), "__index__")
     offer = getattr(stream, "__cuda_stream__", None)
@@ -53,7 +54,7 @@ def stream_address(stream: Any) -> int:
             number = index(address)
             if not 0 <= number < 1 << 64:
                 raise DeviceError(f"stream needs an address, 0 or more, got {number}")
-            return number
+            return 0 if number == device.LEGACY else number  # torch's allocator does not take 1
     raise DeviceError(
         f"stream needs an address or an object with __cuda_stream__, .ptr or .cuda_stream, got {type(stream).__name__}"
     )

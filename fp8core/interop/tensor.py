@@ -53,6 +53,8 @@ class Framework(ABC):
     """Whether `wrap` has to turn an allocated array into the one that the caller gets."""
     orders_in_view: bool = False
     """Whether `view` makes a stream wait for the array, and takes a `LaunchStream` as its third argument."""
+    pools_of_threads: bool = True
+    """Whether its allocator tells the per-thread default streams of threads apart, which have one handle."""
     immutable: bool = False
     """Whether its arrays cannot be written to; operations that work in place for other frameworks return new arrays."""
 

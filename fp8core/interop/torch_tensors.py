@@ -33,6 +33,7 @@ class Torch(Framework):
     """
 
     name = "torch"
+    pools_of_threads = False
     unguarded = "is_nested"
     """torch's guards read strides first, and abort the process for tensors without strides."""
 
@@ -226,9 +227,14 @@ class Torch(Framework):
     ) -> Result:
         if target.platform == "host":
             return self.empty(shape, dtype, target, strides)
-        cuda = self._torch.cuda
-        with cuda.stream(cuda.ExternalStream(stream, device=self._on(target.device))):
+        cuda, where = self._torch.cuda, self._on(target.device)
+        # ExternalStream(0) is one of torch's own streams, not the default one.
+        with cuda.stream(cuda.ExternalStream(stream, device=where) if stream else cuda.default_stream(where)):
             return self.empty(shape, dtype, target, strides)
+
+    def keep(self, view: TensorView, stream: int) -> None:
+        """Keep the storage of an operand, as `Framework.keep`: the tensor may get another one (``x.data = …``)."""
+        super().keep(view._replace(owner=view.owner.untyped_storage()), stream)
 
     def reinterpret(self, x: Any, dtype: str) -> Any:
         """Return a tensor over the same memory."""

@@ -72,7 +72,8 @@ def explain(
     Returns:
         Explanation: a verdict on each kernel, with the reason: "chosen", "able", "not preferred" (able, and measured or
             estimated to be slower than another), "unable" or "unknown" (only a library on the device can tell).
-            ``print`` it, or take ``.short`` for a line and ``.chosen`` for the name.
+            ``print`` it, or take ``.short`` for a line and ``.chosen`` for the name. The verdicts are on the problem,
+            also where the result has no elements, so that the call runs no kernel.
 
     Raises:
         TypeError: the function is not one of fp8core that chooses among kernels, or does not take the arguments.

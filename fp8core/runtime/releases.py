@@ -8,6 +8,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from fp8core.runtime import capture, device, streams
@@ -84,7 +85,7 @@ class Releases:
         caller has to keep the memory.
         """
         self.start()
-        self.add(owner, streams.event_query(stream, ordinal), ordinal, (ordinal, stream))
+        self.add(owner, passed_query(stream, ordinal), ordinal, (ordinal, stream))
 
     def add(
         self, owner: object, passed: Callable[[], bool] | None, ordinal: int | None = None, key: object = None
@@ -132,6 +133,18 @@ class Releases:
         _LEAKED.extend((self._inbox, self._keeper))
         self._new()
         atexit.unregister(self._stop)
+
+
+def passed_query(stream: int, ordinal: int) -> Callable[[], bool] | None:
+    """Return `streams.event_query`; if that fails, a query that fails, so that its owner is kept for good."""
+    try:
+        return streams.event_query(stream, ordinal)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the memory may be in use
+        return partial(_raise, error)
+
+
+def _raise(error: Exception) -> bool:
+    raise error
 
 
 def _keep_beyond_teardown(*objects: object) -> None:

@@ -13,7 +13,8 @@ import torch
 
 from fp8core.core import checks
 from fp8core.core.operation import Operation
-from fp8core.interop import dtype_name
+from fp8core.errors import DTypeError
+from fp8core.interop import dtype_name, scalar
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
@@ -33,6 +34,10 @@ class Option(NamedTuple):
     """Converts the option to the argument, while a caller is traced."""
     unpack: Callable[[Any], Any]
     """Converts the argument to a hashable option."""
+
+
+def _name_in(schema: str) -> str:
+    return schema.rsplit(maxsplit=1)[-1].partition("=")[0]
 
 
 def _same(x: Any) -> Any:
@@ -71,7 +76,7 @@ def _dtype(name: str = "str dtype") -> Option:
 
 
 def _group(schema: str = "int[] group_shape") -> Option:
-    name = schema.rsplit(maxsplit=1)[-1]
+    name = _name_in(schema)
 
     def pack(x: Any) -> Any:
         return None if x is None else [*checks.group_shape(fixed(x), name)]
@@ -81,6 +86,17 @@ def _group(schema: str = "int[] group_shape") -> Option:
 
 def _flag(name: str) -> Option:
     return Option(f"bool {name}", lambda x: checks.flag(fixed(x), name), _same)
+
+
+def _number(schema: str) -> Option:
+    name = _name_in(schema)
+
+    def pack(x: Any) -> Any:
+        if isinstance(x, bool):  # torch would take it for 1 or 0
+            raise DTypeError(f"{name} needs a number, got {x}")
+        return scalar(x) if isinstance(x, int) else x  # torch takes no int that is too large for a float
+
+    return Option(schema, pack, _same)
 
 
 def _plain(schema: str) -> Option:
@@ -138,7 +154,7 @@ class Operator(NamedTuple):
     def named(self, options: Any) -> list[tuple[str, Any]]:
         """Return the names and the values of a call's options."""
         pairs = zip(self.options, self._values(options), strict=True)
-        return [(option.schema.split()[-1].partition("=")[0], value) for option, value in pairs if option is not None]
+        return [(_name_in(option.schema), value) for option, value in pairs if option is not None]
 
     def pack(self, overload: Overload, operands: Any, options: Any) -> list[Any]:
         """Return the arguments of a call of the overload."""
@@ -203,13 +219,13 @@ _SCALED: Final = (
     _dtype(),
     _group(),
     None,
-    _plain("float? upper"),
+    _number("float? upper"),
     _plain("str scale_format"),
     _plain("str scale_layout"),
-    _plain("float eps"),
+    _number("float eps"),
 )
 _ACTIVATION: Final = _plain("str? activation=None")
-_BETA: Final = _plain("float beta=0.0")
+_BETA: Final = _number("float beta=0.0")
 _PRODUCT: Final = _flag("use_fast_accum"), _flag("batch_invariant")
 _MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b"), _ACTIVATION, _BETA
 _WIDTHS: Final = (Option("int[] logical_widths", _ints, _tuple),)
@@ -231,7 +247,7 @@ OPERATORS: Final = (
     Operator(
         "rms_norm_quant",
         NORM_CALLS,
-        (*_SCALED, _plain("float epsilon"), _ROUNDED),
+        (*_SCALED, _number("float epsilon"), _ROUNDED),
         tuple(_and_with(2, "residual", _scaled((0, 1), 3))),
         scale=4,
     ),
@@ -255,7 +271,7 @@ OPERATORS: Final = (
         LINEAR_CALLS,
         (
             _group(),
-            _plain("float? upper"),
+            _number("float? upper"),
             _dtype("str? out_dtype"),
             *_PRODUCT,
             _group("int[]? x_group"),

@@ -12,6 +12,7 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
+from fp8core.checkpoint.selection import only
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
 from fp8core.problem import HIGH_PRECISION
@@ -148,7 +149,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             ]
             if not unable:
                 break
-            excluded += unable
+            excluded += map(only, unable)
         scales = config.input_scales or {}
         self._chosen = {one.name: scales.get(wanted[key]) for key, one in found.items() if one.name in names.parameters}
         if not self._chosen:

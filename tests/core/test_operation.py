@@ -124,6 +124,34 @@ def test_a_failed_description_or_launch_leaves_nothing_behind():
             assert run((at(0), None), "neither")[0][1].shape == (8,)
 
 
+def test_a_stream_that_may_not_wait_for_an_operand_is_refused_before_memory_is_allocated(monkeypatch):
+    recorder, allocated = Recorder(), []
+    recorder.run((at(0), None), None)
+    (call,) = recorder.run.cache.by_specs.values()
+    monkeypatch.setattr(call, "new", ((1, allocated.append),))
+
+    def captured(*_):
+        raise fp8core.DeviceError("stream needs to be the captured one")
+
+    monkeypatch.setattr(operation.interop, "order_before", captured)
+    with pytest.raises(fp8core.DeviceError):
+        recorder.run((at(0), None), None, 7)
+    assert not allocated
+
+
+def test_a_call_that_fails_after_its_first_launch_keeps_its_operands(monkeypatch):
+    recorder, kept = Recorder(), []
+    monkeypatch.setattr(operation.interop, "order_after", lambda stream, views, explicit: kept.append(len(views)))
+
+    def fails(*_):
+        raise fp8core.BackendError("the second launch failed")
+
+    monkeypatch.setattr(calls.Call, "run", fails)
+    with pytest.raises(fp8core.BackendError):
+        recorder.run((at(0), at(0)), None, 7)
+    assert kept == [2]
+
+
 def test_an_explained_call_is_neither_planned_nor_made():
     recorder = Recorder()
     assert explanation_of(lambda x, stream=None: recorder.run((x, None), None, stream), at(0)) == "said"

@@ -10,6 +10,7 @@ from fp8core.kernels.gemm.blaslt import matmul, query
 from fp8core.kernels.gemm.blaslt.handles import Handles
 from fp8core.kernels.gemm.blaslt.library import find
 from fp8core.kernels.gemm.blaslt.mapping import product
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
 from support.blaslt_launches import (
@@ -122,10 +123,25 @@ def test_failed_call_is_named_with_its_status(built, monkeypatch, platform, func
     pretend(monkeypatch, built[platform], (TARGETS[platform],))
     built[platform].fail(function, status)
     made = product(problem(target=TARGETS[platform]))
-    assert query.refusal(made).startswith(text)
+    if function != "Create" and "ALLOC_FAILED" not in text:
+        assert query.refusal(made).startswith(text)
+    else:
+        with pytest.raises(BackendError, match=re.escape(text)):
+            query.refusal(made)
     with pytest.raises(BackendError, match=re.escape(text)):
         matmul.plan(made)
     forget()
+
+
+def test_too_little_memory_for_a_query_is_no_answer_to_keep(stub):
+    p = problem("row")
+    stub.fail("MatmulDescCreate", 3)
+    for question in (SCALED_MM.choice, SCALED_MM.explain):
+        with pytest.raises(BackendError, match="CUBLAS_STATUS_ALLOC_FAILED"):
+            question(p._replace(m=2048))
+    stub.fail("", 0)
+    verdicts = {v.kernel: v.status for v in SCALED_MM.explain(p._replace(m=2048)).verdicts}
+    assert verdicts["cublaslt"] != "unable"
 
 
 def test_failed_launch_names_the_problem_and_leaves_the_plan_usable(stub):

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import AutoModelForCausalLM, T5Config, T5EncoderModel  # noqa: E402 - after the skips
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5Config, T5EncoderModel  # noqa: E402 - after the skips
 
 import fp8core.torch  # noqa: E402
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
@@ -14,6 +14,7 @@ from fp8core.errors import CheckpointError, DeviceError, DTypeError  # noqa: E40
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
 from huggingface.cases import (  # noqa: E402
+    CONFIGS,
     TOKENS,
     config_of,
     differing,
@@ -84,6 +85,27 @@ def test_what_is_excluded_stays(tmp_path):
     model = from_pretrained(tmp_path, quantization_config=asked)
     names = {name.rpartition(".")[2] for name, layer in model.named_modules() if isinstance(layer, Linear)}
     assert names == {"gate_proj", "up_proj"}
+
+
+def test_a_name_that_reads_like_a_pattern_stands_for_itself(tmp_path):
+    class Own(torch.nn.Linear):
+        """A layer that cannot be replaced."""
+
+    class Odd(LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            for layer in self.model.layers:
+                layer.mlp.add_module("experts[0]", torch.nn.ModuleDict({"down_proj": Own(128, 128, bias=False)}))
+                layer.mlp.add_module(
+                    "experts0", torch.nn.ModuleDict({"down_proj": torch.nn.Linear(128, 128, bias=False)})
+                )
+            self.post_init()
+
+    Odd(CONFIGS["llama"]()).to(torch.bfloat16).save_pretrained(tmp_path)
+    model = Odd.from_pretrained(tmp_path, quantization_config=Fp8CoreConfig(), dtype=torch.bfloat16)
+    for layer in model.model.layers:
+        assert type(layer.mlp.get_submodule("experts[0].down_proj")) is Own
+        assert type(layer.mlp.get_submodule("experts0.down_proj")) is Linear
 
 
 def test_biases_are_those_of_the_file(tmp_path):

@@ -206,8 +206,21 @@ def test_copies_and_numbers_of_it():
     assert type(q.item(0, 0)) is float
     with pytest.raises(ValueError, match="size 1"):
         q.item()
-    with pytest.raises(ValueError, match="size 1"):
-        q.item(99, 0)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (12,), (4, 3), (2, 2, 3), (0, 3)])
+def test_items_are_numpys(shape):
+    array = np.arange(np.prod(shape, dtype=int), dtype=np.uint8).reshape(shape)
+    q, values = Float8Array(array, "float8_e4m3fn"), array.view(ml_dtypes.float8_e4m3fn).astype(float)
+    whole = [(), (0,), (5,), (-1,), (99,), (np.int64(2),), ((0,),), ((),), (1.5,), ("0",), (0, 0, 0, 0)]
+    for index in (*whole, *((at, -1) for at in (0, -2, 99)), ((1, 2),), (1, 1, 2), (-1, -2, -3)):
+        try:
+            want = values.item(*index)
+        except (IndexError, TypeError, ValueError) as error:
+            with pytest.raises(type(error)):
+                q.item(*index)
+        else:
+            assert q.item(*index) == want, index
 
 
 @pytest.mark.parametrize(

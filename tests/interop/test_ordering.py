@@ -143,7 +143,32 @@ def test_the_stream_is_that_of_the_first_or_the_given_one(log):
     first = Kind("first", 0x200)
     assert interop.stream_of(*views(first)) == 0x200
     assert interop.stream_of(*views(first), 0x400) == 0x400
+    assert interop.stream_of(*views(first), device.LEGACY) == 0
     assert log == []
+
+
+@pytest.mark.parametrize("stream", [device.PER_THREAD, SimpleNamespace(cuda_stream=device.PER_THREAD)])
+def test_the_stream_of_each_thread_is_refused_where_their_memory_is_not_told_apart(log, stream):
+    torch = pytest.importorskip("torch")
+    seen = interop.view(torch.ones(2), "x")
+    assert interop.stream_of(seen, stream) == 0, "the host has no streams"
+    with pytest.raises(DeviceError, match=r"stream needs to be one stream in all threads for arrays of torch, .*\(2\)"):
+        interop.stream_of(seen._replace(target=TARGET), stream)
+    assert interop.stream_of(*views(Kind("cupy", 0x200)), stream) == device.PER_THREAD
+
+
+def test_results_for_another_stream_come_from_its_pool(monkeypatch):
+    torch = pytest.importorskip("torch")
+    seen, entered = interop.view(torch.ones(2), "x"), []
+    own = {0: "one of torch's own streams"}  # what torch makes of the address 0
+    monkeypatch.setattr(seen.framework, "_raw_stream", lambda ordinal: 0x200)
+    monkeypatch.setattr(seen.framework, "_on", lambda ordinal: torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda at, device: own.get(at, at))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: "the default stream")
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext(entered.append(stream)))
+    for stream in (0, LAUNCH, 0x200):
+        seen.framework.empty((4,), "float32", TARGET, None, stream)
+    assert entered == ["the default stream", LAUNCH]
 
 
 # streams that wait
@@ -201,13 +226,15 @@ def test_streams_wait_for_each_other_within_one_capture_or_outside_of_all(joined
 
 def test_memory_of_torch_is_kept_by_the_library_and_not_by_its_allocator(log, monkeypatch):
     torch = pytest.importorskip("torch")
-    framework, recorded = interop.framework_of(torch.Tensor), []
-    monkeypatch.setattr(framework, "stream", lambda target: 0x200)
-    owner = SimpleNamespace(record_stream=recorded.append)
-    view = TensorView(0x1000, "float32", (1,), (1,), TARGET, framework, owner)
+    x, recorded = torch.tensor([1, 2], dtype=torch.uint8), []
+    view, address = interop.view(x, "x")._replace(target=TARGET), x.data_ptr()
+    monkeypatch.setattr(view.framework, "stream", lambda target: 0x200)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: recorded.append(x))
     order_after(LAUNCH, [view], explicit=LAUNCH)
     order_after(0x200, [view], explicit=0x200)  # its own stream
-    assert log == [("keep", owner, LAUNCH, TARGET.device)]
+    x.data = torch.zeros(2, dtype=torch.uint8)  # as where a layer moves: the kernel may still read the old memory
+    ((what, kept, stream, ordinal),) = log
+    assert (what, kept.data_ptr(), kept.tolist(), stream, ordinal) == ("keep", address, [1, 2], LAUNCH, TARGET.device)
     assert not recorded
 
 

@@ -188,7 +188,7 @@ def test_a_stream_is_an_address_or_offers_one(framework):
     assert interop.stream_of(seen) == 0
     assert interop.stream_of(seen, 5) == 0
     address = interop.stream_address
-    assert [address(s) for s in (0, 5, WithProtocol(), WithPointer(), WithCudaStream())] == [0, 5, 7, 8, 9]
+    assert [address(s) for s in (0, 1, 5, WithProtocol(), WithPointer(), WithCudaStream())] == [0, 0, 5, 7, 8, 9]
     for wrong in (-1, "0", 1.5, True, object()):
         with pytest.raises(DeviceError, match="stream needs an address"):
             address(wrong)

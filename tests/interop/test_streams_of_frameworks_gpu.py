@@ -57,6 +57,13 @@ def test_results_come_from_the_pool_of_the_stream_that_writes_them(framework, cu
     assert other.pointer != again.pointer
 
 
+def test_results_for_the_default_stream_come_from_its_pool_while_another_is_current(torch):
+    first = interop.view(torch_array((2, 2), "float32"), "x")
+    with torch.cuda.stream(torch.cuda.Stream()):
+        pointer = first.framework.empty((1 << 20,), "uint8", first.target, None, 0).pointer
+    assert torch.empty(1 << 20, dtype=torch.uint8, device="cuda").data_ptr() == pointer
+
+
 def test_operands_of_another_framework_are_waited_for(torch, cupy, slow):
     x = interop.view(torch_array((2, 2), "float32"), "x")
     weight = cupy.zeros(64, "uint8")

@@ -206,6 +206,19 @@ def test_a_layer_refuses_a_scale_that_float32_does_not_hold():
         fp8core.jax.Fp8Linear.from_weight(jnp.asarray(wide(N, K)), input_scale=1e39)
 
 
+def test_a_subclass_of_quantized_keeps_its_group_shape_once_it_is_a_pytree_of_its_own():
+    class Own(fp8core.Quantized):
+        pass
+
+    q = fp8core.quantize(jnp.ones((4, 256)), group_shape=(1, 128))
+    pair = Own(*q, q.group_shape)
+    assert jax.tree.map(lambda x: x, q).group_shape == q.group_shape
+    assert jax.tree.map(lambda x: x, pair).group_shape is None
+    jax.tree_util.register_pytree_node(Own, lambda p: (tuple(p), p.group_shape), lambda group, xs: Own(*xs, group))
+    assert jax.tree.map(lambda x: x, pair).group_shape == q.group_shape
+    assert (jax.jit(fp8core.dequantize)(pair) == 1).all()
+
+
 @pytest.mark.parametrize("groups", [(PER_CHANNEL, PER_TOKEN), (PER_TENSOR, PER_TENSOR), (BLOCK_128, GROUP_128)])
 def test_a_layer_is_a_pytree_that_calls_linear(groups):
     of_weight, of_x = groups

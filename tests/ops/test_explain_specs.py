@@ -104,6 +104,12 @@ def test_arrays_without_memory_are_explained_as_specs_are(case, kind):
         )
 
 
+def test_a_product_of_nothing_that_no_kernel_takes_is_explained_so_and_made():
+    a, weight = (fp8core.quantize(np.ones((rows, 32), np.float32), dtype="float8_e5m2") for rows in (0, 4))
+    assert fp8core.explain(fp8core.scaled_mm_nt, a, weight).chosen is None
+    assert fp8core.scaled_mm_nt(a, weight).shape == (0, 4)
+
+
 @pytest.mark.parametrize("name", ["sm_90", "sm_80", "gfx942", "host"])
 @pytest.mark.parametrize("empty", ["m", "n", "k"])
 def test_a_linear_of_nothing_is_explained(empty, name):

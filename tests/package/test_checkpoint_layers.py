@@ -2,7 +2,9 @@
 
 import pytest
 
-from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.faults import header_faults
+from fp8core.checkpoint.selection import matches, only
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, read
 from support.planned import EXPERTS, MLP, QKV, L, folder, reasons, statuses
@@ -60,6 +62,22 @@ def test_nothing_but_columns_that_blocks_do_not_divide_is_refused(tmp_path):
         CheckpointError, match="no weight to quantize: scheme block needs k in multiples of 128, got 576"
     ):
         quantize_checkpoint(source, tmp_path / "out", scheme="block")
+
+
+def test_a_layer_that_stays_is_listed_by_its_name_even_if_that_reads_like_a_pattern(tmp_path):
+    names = [f"{L}mlp.{experts}.down_proj" for experts in ("experts[0]", "experts0")]
+    source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names}, model_type="llama")
+    quantize_checkpoint(source, tmp_path / "out", exclude=[only(names[0])])
+    checkpoint = open_checkpoint(tmp_path / "out")
+    assert [*checkpoint.layers] == names[1:]
+    assert [*header_faults(checkpoint)] == []
+
+
+def test_a_name_has_a_pattern_of_its_own():
+    names = ["layers.0.q_proj", "layers[0].q_proj", "layers*.q_?roj", "re:layers", "[r]e:layers", "[[]!]"]
+    for name in names:
+        assert [other for other in names if matches(other, only(name))] == [name]
+    assert only(names[0]) == names[0]
 
 
 @pytest.mark.parametrize(

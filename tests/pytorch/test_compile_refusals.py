@@ -40,6 +40,17 @@ HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
         ),
         (lambda x: fp8core.quantize(x.double()), fp8core.DTypeError, "x needs an array of float32, float16, bfloat16"),
         (lambda x: fp8core.linear(x, NARROW), fp8core.ShapeError, "must share k"),
+        *(
+            (function, error, f"{name} needs a .*number .*that float32 holds")
+            for name, error, function in (
+                ("scale", ScaleError, lambda x: fp8core.quantize(x, scale=10**400)),
+                ("scale_ub", ScaleError, lambda x: fp8core.quantize(x, scale_ub=10**400)),
+                ("scale_ub", ScaleError, lambda x: fp8core.silu_and_mul_quant(x, scale_ub=-(10**400))),
+                ("eps", ScaleError, lambda x: fp8core.quantize(x, group_shape=(1, 64), eps=10**400)),
+                ("epsilon", fp8core.ShapeError, lambda x: fp8core.rms_norm_quant(x, x[0], 10**400)),
+            )
+        ),
+        (lambda x: fp8core.rms_norm_quant(x, x[0], True), fp8core.ShapeError, "epsilon needs a (finite )?number"),
         (lambda x: fp8core.quantize(x, scale=1e39), ScaleError, "scale needs a number that float32 holds, got 1e\\+39"),
     ],
 )

@@ -137,6 +137,22 @@ def test_a_kept_operand_gets_an_event_of_its_stream(monkeypatch):
     assert seen == ["start", ("x", "event on 28672 of 1", 1, (1, 0x7000))]
 
 
+def test_an_operand_whose_stream_cannot_be_asked_about_is_kept(kept, monkeypatch, caplog):
+    def broken(stream, ordinal):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(streams, "event_query", broken)
+    monkeypatch.setattr(capture, "exchange", lambda mode: None)
+    monkeypatch.setattr(device, "make_current", lambda ordinal: None)
+    owner = Owner()
+    freed = owner.freed
+    kept.keep(owner, 0x7000, 0)
+    del owner
+    assert kept.wait(SECONDS)
+    assert not freed.is_set()
+    assert "out of memory" in caplog.text
+
+
 def test_stand_ins_are_not_needed_for_a_stream_that_is_captured(monkeypatch):
     monkeypatch.setattr(device, "capturing", lambda stream: True)
     monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace())

@@ -54,6 +54,8 @@ class Dialect(NamedTuple):
     where: str
     """The text after "was not found": where it was searched for."""
     statuses: Mapping[int, str]
+    failures: tuple[int, ...]
+    """The statuses that say nothing about a product: too little memory, a device that fails."""
     types: Mapping[str, int]
     compute_32f: int
     operation_n: int
@@ -94,6 +96,7 @@ CUBLASLT: Final = Dialect(
         15: "CUBLAS_STATUS_NOT_SUPPORTED",
         16: "CUBLAS_STATUS_LICENSE_ERROR",
     },
+    failures=(1, 3, 11, 13),
     types={"float32": 0, "float16": 2, "bfloat16": 14, "float8_e4m3fn": 28, "float8_e5m2": 29},
     compute_32f=68,
     operation_n=0,
@@ -148,6 +151,7 @@ HIPBLASLT: Final = Dialect(
         10: "HIPBLAS_STATUS_INVALID_ENUM",
         11: "HIPBLAS_STATUS_UNKNOWN",
     },
+    failures=(1, 2, 4, 5),
     types={
         "float32": 0,
         "float16": 2,

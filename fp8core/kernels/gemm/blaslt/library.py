@@ -38,6 +38,10 @@ CUBLASLT_PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
 """The same for functions that hipBLASLt does not have."""
 
 
+class FailedError(BackendError):
+    """A status that says nothing about the product that a library was asked about."""
+
+
 class Library:
     """A loaded BLASLt library: checked calls, and its handles.
 
@@ -89,11 +93,15 @@ class Library:
         return f"{self.dialect.statuses.get(status, 'unknown status')} ({status})"
 
     def check(self, name: str, status: int, subject: object) -> None:
-        """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success."""
+        """Raise BackendError unless ``status``, which the function ``name`` gave for ``subject``, is success.
+
+        It is a FailedError if the status is one of the dialect's failures.
+        """
         if status:
             if self.dialect.platform == "hip":
                 device.clear_error()
-            raise BackendError(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
+            error = FailedError if status in self.dialect.failures else BackendError
+            raise error(f"{self.dialect.prefix}{name}: {self.status_name(status)} for {subject}")
 
 
 class Handle:

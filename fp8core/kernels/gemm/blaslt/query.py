@@ -10,7 +10,7 @@ from fp8core.errors import BackendError
 from fp8core.features import features
 from fp8core.kernels.gemm.blaslt.corrections import corrected_us, gpu_of
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
-from fp8core.kernels.gemm.blaslt.library import Handle, Library, find
+from fp8core.kernels.gemm.blaslt.library import FailedError, Handle, Library, find
 from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, MEASURED_VERSIONS, Config, Work
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
@@ -60,6 +60,10 @@ def refusal(product: Product) -> Refusal | Unknown | None:
     """Return why the library cannot compute ``product``, in its own terms, or None if it offers an algorithm.
 
     The answer of a library that is not on this machine is Unknown.
+
+    Raises:
+        BackendError: the library has no handle, or failed without saying anything about the product. The next query
+            asks again.
     """
     asked = _ask(product)
     return asked if isinstance(asked, str) else None
@@ -69,7 +73,7 @@ def algorithms(product: Product) -> tuple[Candidate, ...]:
     """Return the algorithms that the library offers, best first.
 
     Raises:
-        BackendError: there is none; the message has the library's answer.
+        BackendError: there is none, and the message has the library's answer; or a call failed, as in `refusal`.
     """
     asked = _ask(product)
     if isinstance(asked, str):
@@ -91,11 +95,14 @@ def _ask(product: Product) -> tuple[Candidate, ...] | Refusal | Unknown:
             needed = library.dialect.minimum_versions[mode]
             if version < needed:
                 return Refusal(f"{library} has version {version}; {mode} needs {needed}")
+    handle = library.handles.of_device(product.target.device)
     try:
-        return heuristic(library, library.handles.of_device(product.target.device), product) or Refusal(
+        return heuristic(library, handle, product) or Refusal(
             f"{library} offers no algorithm for m={product.m} n={product.n} k={product.k} to {product.out}"
             f" with scales {' and '.join(MODES[product.scales])}"
         )
+    except FailedError:
+        raise
     except BackendError as error:
         return Refusal(error)
 
