@@ -305,6 +305,14 @@ def test_against_another_model_the_weights_differ(tmp_path):
     ]  # fmt: skip
 
 
+def test_against_a_checkpoint_that_is_fp8_the_dtype_is_named(tmp_path):
+    write_format(written.deepseek, tmp_path / "fp8")
+    faults = verify_checkpoint(tmp_path / "fp8", against=tmp_path / "fp8").faults
+    text = {fault.tensor: fault.text for fault in faults}[f"{DOWN}.weight"]
+    assert "of F64, F32, F16, BF16, got [" in text
+    assert f"of F8_E4M3 in {tmp_path / 'fp8'}" in text
+
+
 BUFFERS = {
     "model.norm.weight": np.ones(8, np.float32),
     "model.mask": np.array([0, -np.inf, 1], np.float32),
