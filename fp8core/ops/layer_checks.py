@@ -63,6 +63,10 @@ class State(NamedTuple):
     options: LinearOptions
     shape: tuple[int, int]
     """n and k of the weight."""
+    dtype: str
+    """The weight's."""
+    scale_shape: tuple[int, ...]
+    """The shape of the weight's scale."""
 
 
 REPLACING: Final = ForkSafeLock()
@@ -74,8 +78,11 @@ def state_of(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, 
     """Check the arrays of a layer and return its state; the history of the weight starts anew."""
     layer = read_layer(weight, weight_scale, bias, input_scale)
     check_layer(options, layer.specs)
-    n, k = layer.arrays[0].shape
-    return State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
+    at, scale, *_ = layer.specs
+    assert at is not None
+    assert scale is not None
+    interned, history = LINEAR_CALLS.interned(options), history_of(layer)
+    return State(layer.arrays, interned, {}, history, options, two_axes(at), at.dtype, scale.shape)
 
 
 def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> Read:

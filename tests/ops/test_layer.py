@@ -14,6 +14,7 @@ import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Fp8Linear
 from fp8core.ops import layer as layer_module
 from support.engines import NumpyEngine, engines, fresh, fresh_fp8, fresh_scale
+from support.host_arrays import Exporter
 
 HOSTS = engines("numpy", "torch-cpu", "jax-cpu", "cupy", "torch-cuda")
 TORCHES = engines("torch-cpu", "torch-cuda")
@@ -260,6 +261,20 @@ def test_attributes_and_repr_describe_the_layer():
         "Fp8Linear(in_features=256, out_features=48, bias=True, weight=float8_e4m3fn, weight_scale=(1, 2), "
         "x by groups of 1x128)"
     )
+
+
+def test_arrays_may_offer_dlpack_alone():
+    """As an engine's do: they have no shape and no dtype of their own."""
+    weight, x, out = fp8core.quantize(fresh((48, 256))), fresh((3, 256), "float32"), np.empty((3, 48), np.float32)
+    of_numpy = Fp8Linear(*weight, bias=fresh((48,), "float32"), input_scale=0.02)
+    arrays = [Exporter(weight.data.view(np.uint8), "float8_e4m3fn")]
+    arrays += [Exporter(one, "float32") for one in (weight.scale, of_numpy.bias, of_numpy.input_scale)]
+    layer = Fp8Linear(*arrays[:2], bias=arrays[2], input_scale=arrays[3])
+    layer(Exporter(x, "float32"), out=Exporter(out, "float32"))
+    np.testing.assert_array_equal(out, of_numpy(x))
+    layer.weight_scale = arrays[1]
+    assert repr(layer) == repr(of_numpy)
+    assert (layer.in_features, layer.out_features) == (256, 48)
 
 
 WEIGHT, SCALE = fresh_fp8((8, 256)), fresh_scale((8, 1))
