@@ -297,6 +297,11 @@ WRONG = {
     "dtype of the result": ((WEIGHT, SCALE), {"out_dtype": "uint8"}, "out_dtype needs"),
     "FP8 result": ((WEIGHT, SCALE), {"out_dtype": "float8_e4m3fn"}, "out_dtype needs one of float32"),
     "columns apart": ((np.asfortranarray(WEIGHT), SCALE), {}, "weight needs contiguous rows"),
+    "blocks with one input scale": (
+        (WEIGHT, fresh_scale((1, 2))),
+        {"group_shape": GROUP_128, "input_scale": 0.5},
+        "weight_scale with one scale per 128x128 block needs input_scale for groups of 1x128",
+    ),
 }
 
 
@@ -305,6 +310,21 @@ def test_what_makes_no_layer_is_refused_when_it_is_made(wrong):
     arguments, options, words = WRONG[wrong]
     with pytest.raises(fp8core.Fp8Error, match=words):
         Fp8Linear(*arguments, **options)
+
+
+@pytest.mark.parametrize("weight_group_shape", [PER_TENSOR, PER_TOKEN, BLOCK_128, fp8core.GROUP_128], ids=str)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+@pytest.mark.parametrize("k", [128, 256])
+def test_a_layer_of_one_input_scale_is_made_where_linear_takes_it(weight_group_shape, group_shape, k):
+    weight, x = fp8core.quantize(fresh((8, k)), group_shape=weight_group_shape), fresh((3, k))
+    try:
+        want = fp8core.linear(x, weight, group_shape=group_shape, input_scale=0.5)
+    except fp8core.ScaleError:
+        with pytest.raises(fp8core.ScaleError):
+            Fp8Linear(weight, group_shape=group_shape, input_scale=0.5)
+    else:
+        layer = Fp8Linear(weight, group_shape=group_shape, input_scale=0.5)
+        np.testing.assert_array_equal(layer(x), want)
 
 
 def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
@@ -413,6 +433,11 @@ WRONG_TO_QUANTIZE = {
     "input scale above float32": {"input_scale": 1e39},
     "input scale of another shape": {"input_scale": np.ones((3, 2), np.float32)},
     "blocks without groups": {"weight_group_shape": BLOCK_128},
+    "blocks with one input scale": {
+        "weight_group_shape": BLOCK_128,
+        "group_shape": GROUP_128,
+        "input_scale": 0.5,
+    },
     "groups without blocks": {"group_shape": GROUP_128},
     "another group of the weight": {"weight_group_shape": (96, 96)},
     "another group": {"group_shape": (1, 64)},
