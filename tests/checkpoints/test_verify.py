@@ -16,6 +16,7 @@ from support.checkpoint_formats import FORMATS, small_state, write_format  # noq
 from support.checkpoints import write  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj"
+K = "model.layers.0.self_attn.k_proj"
 DOWN = "model.layers.0.mlp.down_proj"
 
 
@@ -215,14 +216,29 @@ def test_a_linear_layer_that_is_not_fp8_has_to_be_on_the_list(tmp_path):
 
 @pytest.mark.parametrize(
     ("targets", "reported"),
-    [(["Linear"], True), (["re:.*q_proj$"], True), (["re:.*k_proj$", "re:.*mlp.*"], False), ([DOWN], False)],
+    [
+        (["Linear"], [Q]),
+        (["re:.*q_proj$"], [DOWN, K, Q]),
+        (["re:.*k_proj$", "re:.*mlp.*"], []),
+        ([DOWN], [K]),
+        ([DOWN, "AClass"], []),
+    ],
 )
-def test_a_linear_layer_that_no_target_names_need_not_be_on_the_list(tmp_path, targets, reported):
+def test_targets_name_the_layers_that_are_fp8_and_no_others(tmp_path, targets, reported):
     folder = with_one_unquantized(tmp_path / "model", small_state())
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets
     (folder / "config.json").write_text(json.dumps(config))
-    assert found(folder) == ([("config", f"{Q}.weight")] if reported else [])
+    assert found(folder) == [("config", f"{module}.weight") for module in reported]
+
+
+def test_fp8_weights_contradict_a_configuration_of_integers(tmp_path):
+    folder = changed(tmp_path / "model", lambda tensors: None, written.ct_channel)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["format"] = "int-quantized"
+    (folder / "config.json").write_text(json.dumps(config))
+    faults = verify_checkpoint(folder).faults
+    assert f"config.json says int-quantized, but {Q}.weight is FP8" in {fault.text for fault in faults}
 
 
 def test_claims_of_comfyui_name_layers(tmp_path):
