@@ -217,6 +217,9 @@ SAID = {
         fp8core.ScaleError,
         "weight needs weight_scale or to be a Quantized, as quantize returns it, got neither",
     ),
+    "no weight": (lambda: fp8core.linear(X, None), fp8core.DTypeError, "weight needs an array, got None"),
+    "no codes": (lambda: fp8core.dequantize(None), fp8core.DTypeError, "q needs an array, got None"),
+    "no weight of a layer": (lambda: fp8core.Fp8Linear(None), fp8core.DTypeError, "weight needs an array, got None"),
     "the result of a call in the place of its function": (
         lambda: fp8core.explain(X),
         TypeError,
