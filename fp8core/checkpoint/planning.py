@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8core.checkpoint.changes import Change, Error, Goal, change_of
+from fp8core.checkpoint.changes import Change, Error, Goal, change_of, refuse_scales_that_are_not_finite
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
 from fp8core.checkpoint.files import FP8, Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
@@ -135,6 +135,7 @@ class Planned:
     def _layer(self, layer: Layer) -> Iterator[Part]:
         """Yield the new parts for an FP8 weight and the tensors that belong to it, or note why these are left out."""
         if self.output is None or not _is_matrix(layer):
+            refuse_scales_that_are_not_finite(layer)
             yield Widened(layer)
         else:
             change = self.changes[layer.name]
