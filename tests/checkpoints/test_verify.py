@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -306,6 +307,14 @@ def test_a_tensor_in_two_files_without_an_index_is_told(tmp_path):
     folder = sharded(tmp_path / "model", twice=("a.safetensors", SCALE))
     (folder / "model.safetensors.index.json").unlink()
     assert ("index", SCALE) in found(folder)
+
+
+def test_an_index_whose_files_are_all_elsewhere_is_called_so(tmp_path):
+    """The folder does hold a safetensors file."""
+    write_format(written.deepseek, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"model.safetensors.index.json names no file that is there"):
+        verify_checkpoint(tmp_path / "model")
 
 
 def test_against_another_model_the_weights_differ(tmp_path):
