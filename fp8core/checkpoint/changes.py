@@ -118,6 +118,17 @@ def change_of(layer: Layer, goal: Goal) -> Change:
     return Change(layer, goal, " and ".join(reasons))
 
 
+def refuse_scales_that_are_not_finite(layer: Layer) -> None:
+    """Refuse a layer whose dequantized weight would hold NaN or Inf that its codes do not stand for.
+
+    Raises:
+        CheckpointError: a scale is NaN or Inf, or beyond float32.
+    """
+    for index in range(layer.experts or 1):
+        if not np.isfinite(layer.scales(index)).all():
+            raise CheckpointError(f"{_scale_name(layer)} needs finite scales: fp8core verify names the first")
+
+
 def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[str]:
     """Yield the reasons why a matrix's scales and format do not allow its codes to be kept."""
     assert layer.group_shape is not None

@@ -8,6 +8,7 @@ from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.naming import TITLES
 from fp8core.checkpoint.reader import Checkpoint
+from fp8core.errors import CheckpointError
 
 
 class Kind(NamedTuple):
@@ -99,6 +100,9 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
     Args:
         checkpoint: a checkpoint from `open_checkpoint`.
 
+    Raises:
+        CheckpointError: checkpoint is something else, such as a path.
+
     Examples:
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
@@ -109,6 +113,8 @@ def inspect_checkpoint(checkpoint: Checkpoint) -> Inspection:
         ...     inspect_checkpoint(open_checkpoint(folder)).files
         1
     """
+    if not isinstance(checkpoint, Checkpoint):
+        raise CheckpointError(f"checkpoint needs a Checkpoint, as open_checkpoint returns it, got {checkpoint!r}")
     return Inspection(
         path=str(checkpoint.path),
         format=checkpoint.format,

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8core.checkpoint.changes import Change, Error, Goal, change_of
+from fp8core.checkpoint.changes import Change, Error, Goal, change_of, refuse_scales_that_are_not_finite
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
-from fp8core.checkpoint.files import Header
+from fp8core.checkpoint.files import FP8, Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.naming import MARKER, METADATA, ZERO_POINTS
 from fp8core.checkpoint.outputs import (
@@ -119,16 +119,23 @@ class Planned:
             self.left_out[tensor.name] = "ComfyUI's marker of older files"
         elif tensor.name.endswith(ZERO_POINTS):  # others were refused
             self.left_out[tensor.name] = "a zero point of zero"
-        elif tensor.name not in self.kv_scales:
-            yield Copied(tensor, Named(tensor.name, tensor.shape))
-        elif self.output is None:
-            self.left_out[tensor.name] = "a scale of the KV cache"
+        elif tensor.name in self.kv_scales:
+            if self.output is None:
+                self.left_out[tensor.name] = "a scale of the KV cache"
+            else:
+                yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
+        elif self.output is None and tensor.dtype in FP8 and tensor.shape and tensor.nbytes:
+            raise CheckpointError(
+                f"{tensor.name} needs to be a matrix with a scale, or unscaled (--unscaled) if its codes are values, "
+                f"to become bfloat16, got {tensor.dtype} {list(tensor.shape)}"
+            )
         else:
-            yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
+            yield Copied(tensor, Named(tensor.name, tensor.shape))
 
     def _layer(self, layer: Layer) -> Iterator[Part]:
         """Yield the new parts for an FP8 weight and the tensors that belong to it, or note why these are left out."""
         if self.output is None or not _is_matrix(layer):
+            refuse_scales_that_are_not_finite(layer)
             yield Widened(layer)
         else:
             change = self.changes[layer.name]

@@ -251,7 +251,7 @@ def open_files(
         The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or the list is empty.
+        CheckpointError: a file cannot be read or is damaged, or the list is empty or a single path.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -263,6 +263,8 @@ def open_files(
         ...     open_files([f"{folder}/model.safetensors"], {"model_type": "llama"}).config
         {'model_type': 'llama'}
     """
+    if isinstance(files, str | os.PathLike):
+        raise CheckpointError(f"files needs a list of paths, got {str(files)!r}")
     headers: tuple[Header, ...] = tuple(read_header(Path(file)) for file in files)
     if not headers:
         raise CheckpointError("files needs at least one safetensors file, got none")

@@ -142,6 +142,8 @@ def _open(path: Path, on_fault: OnFault) -> Source:
     if (path / INDEX).exists():
         weight_map = _weight_map(path / INDEX, on_fault)
         files = sorted(set(weight_map.values()))
+        if not files:
+            raise CheckpointError(f"{path / INDEX} names no file that is there")
     else:
         found = [name for name in _names(path) if name.endswith(".safetensors") and not name.startswith(".")]
         files = ["model.safetensors"] if "model.safetensors" in found else found

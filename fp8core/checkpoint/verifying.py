@@ -166,8 +166,9 @@ def _differences(
         if original is None:
             yield Fault(name, "difference", f"{other.path} has no {name}")
         elif original.shape != layer.weight.shape or original.dtype not in FLOATS:
-            got = f"{original.dtype} {list(original.shape)}"
-            yield Fault(name, "difference", f"{name} needs an original of its shape, got {got} in {other.path}")
+            wanted = f"{list(layer.weight.shape)} of {', '.join(FLOATS)}"
+            got = f"{list(original.shape)} of {original.dtype}"
+            yield Fault(name, "difference", f"{name} needs an original {wanted}, got {got} in {other.path}")
         elif not layer.fault():
             errors[name] = relative_error(layer, original)
             yield name, original.nbytes

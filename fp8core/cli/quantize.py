@@ -95,7 +95,8 @@ def scales_of(file: Path) -> dict[str, float]:
 
 def _show(summary: "Summary", scheme: str) -> None:
     before, after = summary.bytes_before, summary.bytes_after
-    line(f"{summary.target}: {after:,} bytes, from {before:,} ({before / after:.2f} times smaller)")
+    smaller = f" ({before / after:.2f} times smaller)" if after < before else ""
+    line(f"{summary.target}: {after:,} bytes, from {before:,}{smaller}")
     quantized, kept = len(summary.quantized), len(summary.kept)
     are, stay = "is" if quantized == 1 else "are", "stays" if kept == 1 else "stay"
     end = ":" if kept else "."

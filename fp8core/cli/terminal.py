@@ -81,7 +81,7 @@ def size(nbytes: int) -> str:
         if value < 999.5:
             break
         value, unit = value / 1000, larger
-    return f"{nbytes:,} bytes" if unit == "bytes" else f"{value:.3g} {unit}"
+    return count(nbytes, "byte") if unit == "bytes" else f"{value:.3g} {unit}"
 
 
 def starred(text: str) -> str:

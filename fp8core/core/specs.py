@@ -180,7 +180,8 @@ def check_same_device(first: TensorSpec, *others: TensorSpec | None) -> None:
 def check_fp8(x: TensorSpec) -> None:
     """Refuse an operand whose dtype is not one of the four FP8 formats."""
     if x.dtype not in FORMATS:
-        raise DTypeError(f"{x.name} needs an FP8 dtype ({', '.join(FORMATS)}), got {x.dtype}")
+        how = ": fp8core.Float8Array gives bytes an FP8 dtype" if x.dtype == "uint8" else ""
+        raise DTypeError(f"{x.name} needs an FP8 dtype ({', '.join(FORMATS)}), got {x.dtype}{how}")
 
 
 def check_high_precision(x: TensorSpec) -> None:

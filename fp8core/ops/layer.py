@@ -4,7 +4,6 @@ from copy import deepcopy
 from types import MemberDescriptorType
 from typing import Any, Self, Unpack, overload
 
-from fp8core import interop
 from fp8core.core import checks
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Interned
@@ -159,7 +158,7 @@ class Fp8Linear(LayerOptions):
             ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `linear`.
         """
         state = self._state
-        (weight, weight_scale, bias, input_scale), options, by_group, history, _, _ = state
+        (weight, weight_scale, bias, input_scale), options, by_group, history, *_ = state
         if isinstance(x, Quantized):
             options = by_group.get(x.group_shape) or self._taking(state, x.group_shape)
             x, input_scale = x
@@ -287,13 +286,13 @@ class Fp8Linear(LayerOptions):
                 self.__dict__[name] = value
 
     def __repr__(self) -> str:
-        weight, scale, bias, input_scale = self._state.arrays
+        (_, _, bias, input_scale), *_, dtype, scale_shape = self._state
         x = {PER_TOKEN: "per token", PER_TENSOR: "per tensor", GROUP_128: "by groups of 1x128"}[self.group_shape]
         static = ", static" if input_scale is not None else ""
         activation = f", activation={self._state.options.activation}" if self._state.options.activation else ""
         return (
             f"Fp8Linear(in_features={self.in_features}, out_features={self.out_features}, bias={bias is not None}, "
-            f"weight={interop.dtype_name(weight.dtype)}, weight_scale={tuple(scale.shape)}, x {x}{static}{activation})"
+            f"weight={dtype}, weight_scale={scale_shape}, x {x}{static}{activation})"
         )
 
 

@@ -63,6 +63,10 @@ class State(NamedTuple):
     options: LinearOptions
     shape: tuple[int, int]
     """n and k of the weight."""
+    dtype: str
+    """The weight's."""
+    scale_shape: tuple[int, ...]
+    """The shape of the weight's scale."""
 
 
 REPLACING: Final = ForkSafeLock()
@@ -74,8 +78,11 @@ def state_of(options: LinearOptions, weight: Any, weight_scale: Any, bias: Any, 
     """Check the arrays of a layer and return its state; the history of the weight starts anew."""
     layer = read_layer(weight, weight_scale, bias, input_scale)
     check_layer(options, layer.specs)
-    n, k = layer.arrays[0].shape
-    return State(layer.arrays, LINEAR_CALLS.interned(options), {}, history_of(layer), options, (n, k))
+    at, scale, *_ = layer.specs
+    assert at is not None
+    assert scale is not None
+    interned, history = LINEAR_CALLS.interned(options), history_of(layer)
+    return State(layer.arrays, interned, {}, history, options, two_axes(at), at.dtype, scale.shape)
 
 
 def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> Read:
@@ -109,9 +116,9 @@ def check_layer(options: LinearOptions, specs: Sequence[TensorSpec | None]) -> N
     assert weight is not None
     if scale is None:
         raise ScaleError("weight needs weight_scale or to be a Quantized, as quantize returns it, got neither")
-    check_product(options, weight, scale, bias)
     if input_scale is not None:
         _check_input_scale(input_scale, options.group_shape, weight)
+    check_product(options, weight, scale, bias, input_scale)
 
 
 def history_of(layer: Read) -> WeightHistory:
@@ -126,15 +133,23 @@ def history_of(layer: Read) -> WeightHistory:
     return history
 
 
-def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec, bias: TensorSpec | None) -> None:
+def check_product(
+    options: LinearOptions,
+    weight: TensorSpec,
+    scale: TensorSpec,
+    bias: TensorSpec | None,
+    input_scale: TensorSpec | None,
+) -> None:
     """Refuse a weight and options with which no input could be multiplied, tested with an input of two rows.
 
     (With one row, the shape of its scale would not tell its granularity.)
     """
     k, target = weight.shape[1], weight.target
     x = TensorSpec("x", input_format(weight.dtype), (2, k), (k, 1), target)
-    groups = {PER_TENSOR: (1,), PER_TOKEN: (2, 1), GROUP_128: (2, -(-k // BLOCK))}[options.group_shape]
-    x_scale = TensorSpec(COMPUTED, "float32", groups, (1,) * len(groups), target)
+    given = input_scale is not None and is_one_number(input_scale.shape)
+    group = PER_TENSOR if given else options.group_shape
+    groups = {PER_TENSOR: (1,), PER_TOKEN: (2, 1), GROUP_128: (2, -(-k // BLOCK))}[group]
+    x_scale = TensorSpec("input_scale" if given else COMPUTED, "float32", groups, (1,) * len(groups), target)
     own = "bfloat16" if bias is None or bias.dtype not in HIGH_PRECISION else bias.dtype
     product_of(
         x,
@@ -144,7 +159,7 @@ def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec,
         bias,
         result_dtype(options.out_dtype, own),
         stored=True,
-        group_a=options.group_shape,
+        group_a=group,
         group_b=options.weight_group,
     )
 
@@ -152,14 +167,17 @@ def check_product(options: LinearOptions, weight: TensorSpec, scale: TensorSpec,
 def specs_before_quantizing(
     weight: Any, bias: Any, input_scale: Any, dtype: Any, group: GroupShape
 ) -> tuple[TensorSpec | None, ...]:
-    """Return the specs that `read_layer` will return once the weight is quantized; numbers are left out."""
+    """Return the specs that `read_layer` will return once the weight is quantized."""
     at = spec_of(interop.view(weight, Operand("weight", *HIGH_PRECISION)), "weight")
     check_high_precision(at)
     n, k = two_axes(at)
-    given = bias, None if float32_number(input_scale, ARRAYS[3]) is not None else input_scale
+    number = float32_number(input_scale, ARRAYS[3])
     others = [
-        None if x is None else spec_of(interop.view(x, name), name) for x, name in zip(given, ARRAYS[2:], strict=True)
+        None if x is None else spec_of(interop.view(x, name), name)
+        for x, name in ((bias, ARRAYS[2]), (None if number is not None else input_scale, ARRAYS[3]))
     ]
+    if number is not None:
+        others[1] = TensorSpec("input_scale", "float32", (1,), (1,), at.target)
     codes = TensorSpec("weight", dtype_name(dtype, "dtype", FORMATS), (n, k), (k, 1), at.target)
     shape = of_array((n, k), group, "weight")
     return codes, TensorSpec("weight_scale", "float32", shape, dlpack.row_major(shape), at.target), *others

@@ -142,7 +142,7 @@ def result_dtype(out_dtype: Any, own: str) -> str:
 
 
 INPUT_FORMAT: Final = {"float8_e5m2": "float8_e4m3fn", "float8_e5m2fnuz": "float8_e4m3fnuz"}
-"""The format that inputs are quantized to if the weight is e5m2: tensor cores do not multiply e5m2 by e5m2."""
+"""The format that inputs are quantized to if the weight is e5m2: no product multiplies e5m2 by e5m2."""
 
 
 def input_format(weight: str) -> str:

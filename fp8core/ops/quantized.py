@@ -155,6 +155,6 @@ def parts(x: Any, scale: Any, name: str, scale_name: str) -> tuple[Any, Any, Gro
         if scale is not None:
             raise ScaleError(f"{scale_name} needs to be left out where {name} is a Quantized, got both")
         return x.data, x.scale, x.group_shape
-    if scale is None:
+    if scale is None and x is not None:  # what takes the operand refuses None
         raise ScaleError(f"{name} needs {scale_name} or to be a Quantized, as quantize returns it, got neither")
     return x, scale, None

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fp8core import interop
 from fp8core.core import checks, specs
-from fp8core.errors import ShapeError
+from fp8core.errors import ScaleError, ShapeError
 from fp8core.ops.linear import input_format
 from fp8core.ops.quantize import quantize_by, quantize_operation
 from fp8core.ops.scaled_mm import product_by, product_operation
@@ -305,4 +305,6 @@ class Fp8LinearOp:
                 scale_ub=input_scale_ub if per_token and input_scale is None else None,
             )
             dtype = own if out_dtype is None else out_dtype
+        elif input_scale is None:
+            raise ScaleError(f"input of {own} needs input_scale, got None")
         return product_by(APPLY, data, weight, scale, weight_scale, bias, "bfloat16" if dtype is None else dtype)

@@ -234,6 +234,11 @@ def test_conversions_that_no_format_allows_are_refused(tmp_path, options, messag
     [
         (lambda tensors: tensors.pop(f"{Q}.weight_scale_inv"), "bf16", "q_proj.weight needs a scale, got none"),
         (lambda tensors: tensors[f"{Q}.weight_scale_inv"].fill_(0), "block", "needs finite scales above 0"),
+        (
+            lambda tensors: tensors[f"{Q}.weight_scale_inv"].fill_(torch.nan),
+            "bf16",
+            "weight_scale_inv needs finite scales:",
+        ),
         (lambda tensors: tensors[f"{Q}.weight"].view(torch.uint8).fill_(0x7F), "channel", "needs finite numbers"),
     ],
 )

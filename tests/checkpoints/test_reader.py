@@ -66,6 +66,14 @@ def test_a_format_is_the_same_from_the_files_that_a_loader_hands_over(tmp_path, 
     assert list(found.layers.values()) == list(open_checkpoint(tmp_path / "model").layers.values())
 
 
+def test_a_path_in_place_of_a_list_or_a_checkpoint_is_refused(tmp_path):
+    for path in (tmp_path, str(tmp_path)):
+        with pytest.raises(CheckpointError, match="files needs a list of paths, got '"):
+            open_files(path)
+        with pytest.raises(CheckpointError, match="checkpoint needs a Checkpoint, as open_checkpoint returns it"):
+            inspect_checkpoint(path)
+
+
 WITHOUT_CONFIG = {
     "deepseek": "fp8", "deepseek_v4": "fp8", "hf_static": "fp8", "ct_static": "compressed-tensors",
     "ct_channel": "compressed-tensors", "ct_block": "compressed-tensors", "modelopt": "modelopt",

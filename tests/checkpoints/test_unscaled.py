@@ -33,6 +33,20 @@ def test_it_is_refused_and_told_unless_it_is_asked_for(tmp_path, cast):
     assert all(torch.equal(found[name], one.bfloat16()) for name, one in cast.items())
 
 
+def test_a_bias_that_is_fp8_does_not_stay_fp8_in_bf16(tmp_path):
+    """Beside weights that have scales, a cast bias is the only tensor without one."""
+    codes = {"up.weight": torch.ones(64, 96), "up.bias": torch.ones(64)}
+    tensors = {name: one.to(torch.float8_e4m3fn) for name, one in codes.items()}
+    save_file({**tensors, "up.weight_scale": torch.full((64, 1), 0.5)}, tmp_path / "in.safetensors")
+    source, target = tmp_path / "in.safetensors", tmp_path / "out.safetensors"
+    with pytest.raises(CheckpointError, match=r"up\.bias needs .* unscaled .*, got F8_E4M3 \[64\]"):
+        convert_checkpoint(source, target, to="bf16")
+    convert_checkpoint(source, target, to="bf16", unscaled=True)
+    assert {name: (one.dtype, one[0].max().item()) for name, one in load_file(target).items()} == {
+        "up.weight": (torch.bfloat16, 0.5), "up.bias": (torch.bfloat16, 1.0),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("to", ["comfyui", "channel"])
 def test_as_fp8_the_codes_stay_and_scales_of_one_join_them(tmp_path, cast, to):
     done = convert_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", to=to, unscaled=True)

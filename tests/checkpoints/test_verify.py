@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -16,6 +17,7 @@ from support.checkpoint_formats import FORMATS, small_state, write_format  # noq
 from support.checkpoints import write  # noqa: E402
 
 Q = "model.layers.0.self_attn.q_proj"
+K = "model.layers.0.self_attn.k_proj"
 DOWN = "model.layers.0.mlp.down_proj"
 
 
@@ -215,14 +217,29 @@ def test_a_linear_layer_that_is_not_fp8_has_to_be_on_the_list(tmp_path):
 
 @pytest.mark.parametrize(
     ("targets", "reported"),
-    [(["Linear"], True), (["re:.*q_proj$"], True), (["re:.*k_proj$", "re:.*mlp.*"], False), ([DOWN], False)],
+    [
+        (["Linear"], [Q]),
+        (["re:.*q_proj$"], [DOWN, K, Q]),
+        (["re:.*k_proj$", "re:.*mlp.*"], []),
+        ([DOWN], [K]),
+        ([DOWN, "AClass"], []),
+    ],
 )
-def test_a_linear_layer_that_no_target_names_need_not_be_on_the_list(tmp_path, targets, reported):
+def test_targets_name_the_layers_that_are_fp8_and_no_others(tmp_path, targets, reported):
     folder = with_one_unquantized(tmp_path / "model", small_state())
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["targets"] = targets
     (folder / "config.json").write_text(json.dumps(config))
-    assert found(folder) == ([("config", f"{Q}.weight")] if reported else [])
+    assert found(folder) == [("config", f"{module}.weight") for module in reported]
+
+
+def test_fp8_weights_contradict_a_configuration_of_integers(tmp_path):
+    folder = changed(tmp_path / "model", lambda tensors: None, written.ct_channel)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["format"] = "int-quantized"
+    (folder / "config.json").write_text(json.dumps(config))
+    faults = verify_checkpoint(folder).faults
+    assert f"config.json says int-quantized, but {Q}.weight is FP8" in {fault.text for fault in faults}
 
 
 def test_claims_of_comfyui_name_layers(tmp_path):
@@ -292,6 +309,14 @@ def test_a_tensor_in_two_files_without_an_index_is_told(tmp_path):
     assert ("index", SCALE) in found(folder)
 
 
+def test_an_index_whose_files_are_all_elsewhere_is_called_so(tmp_path):
+    """The folder does hold a safetensors file."""
+    write_format(written.deepseek, tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "b.safetensors"}}))
+    with pytest.raises(CheckpointError, match=r"model.safetensors.index.json names no file that is there"):
+        verify_checkpoint(tmp_path / "model")
+
+
 def test_against_another_model_the_weights_differ(tmp_path):
     write_format(written.deepseek, tmp_path / "fp8")
     state = small_state()
@@ -303,6 +328,14 @@ def test_against_another_model_the_weights_differ(tmp_path):
         ("difference", f"{DOWN}.weight"), ("difference", "model.layers.0.self_attn.k_proj.weight"),
         ("difference", "model.layers.0.input_layernorm.weight"),
     ]  # fmt: skip
+
+
+def test_against_a_checkpoint_that_is_fp8_the_dtype_is_named(tmp_path):
+    write_format(written.deepseek, tmp_path / "fp8")
+    faults = verify_checkpoint(tmp_path / "fp8", against=tmp_path / "fp8").faults
+    text = {fault.tensor: fault.text for fault in faults}[f"{DOWN}.weight"]
+    assert "of F64, F32, F16, BF16, got [" in text
+    assert f"of F8_E4M3 in {tmp_path / 'fp8'}" in text
 
 
 BUFFERS = {

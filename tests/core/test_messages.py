@@ -217,6 +217,14 @@ SAID = {
         fp8core.ScaleError,
         "weight needs weight_scale or to be a Quantized, as quantize returns it, got neither",
     ),
+    "codes as bytes": (
+        lambda: fp8core.linear(X, CODES.view(np.uint8), 1.0),
+        fp8core.DTypeError,
+        f"weight needs an FP8 dtype ({FP8}), got uint8: fp8core.Float8Array gives bytes an FP8 dtype",
+    ),
+    "no weight": (lambda: fp8core.linear(X, None), fp8core.DTypeError, "weight needs an array, got None"),
+    "no codes": (lambda: fp8core.dequantize(None), fp8core.DTypeError, "q needs an array, got None"),
+    "no weight of a layer": (lambda: fp8core.Fp8Linear(None), fp8core.DTypeError, "weight needs an array, got None"),
     "the result of a call in the place of its function": (
         lambda: fp8core.explain(X),
         TypeError,

@@ -103,7 +103,7 @@ def test_row_falls_back_where_the_library_offers_nothing(stub):
     assert refusal(problem("row"), "cublaslt_epilogue") == f"cuBLASLt ({stub.path}) {said}"
 
 
-BOTH = "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3"
+BOTH = "a and b are both e5m2, which no kernel here multiplies: one of them has to be e4m3"
 AWAY = "its library cannot be queried: this machine has no device 7"
 REFUSALS = [
     (problem(a="float8_e5m2", b="float8_e5m2"), "cublaslt", BOTH),

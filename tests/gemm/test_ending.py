@@ -189,7 +189,9 @@ def test_rows_say_what_they_do_not_take():
     assert "activation" not in {v.kernel: v.reason for v in SCALED_MM.explain(both).verdicts}["cublaslt"]
     block = both._replace(scale_a="group", scale_b="block", scale_a_strides=(1, 301), scale_b_strides=(32, 1))
     reasons = {v.kernel: v.reason for v in SCALED_MM.explain(block).verdicts}
-    assert "takes no activation and no beta" in reasons["cublaslt_split_m"]
+    assert reasons["cublaslt_split_m"].startswith("takes no activation, as it copies or divides the result, got gelu_")
+    reasons = {v.kernel: v.reason for v in SCALED_MM.explain(block._replace(activation="")).verdicts}
+    assert reasons["cublaslt_split_m"] == "takes no beta, as it copies or divides the result, got 1.0"
     odd = both._replace(n=4001, ldo=4001, alignment=1, codes_alignment=16)
     reasons = {v.kernel: v.reason for v in SCALED_MM.explain(odd).verdicts}
     assert reasons["realigned"] == "takes no beta where it copies the result, got 1.0"

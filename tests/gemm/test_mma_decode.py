@@ -205,8 +205,11 @@ def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
         ({"alignment": 8}, "aligned to 16 bytes, got 8"),
         ({"vectors_alignment": 2}, "divisible by 4, got 2"),
         ({"scale_a": "group"}, "or 1x128 with 1x128 or 128x128, got scale_a per group and scale_b per row"),
-        ({"out": FN, "out_scale": True}, "gives float32, float16 or bfloat16 without out_scale and amax"),
-        ({"amax": True}, "without out_scale and amax"),
+        (
+            {"out": FN, "out_scale": True},
+            "without out_scale and amax, got float8_e4m3fn with out_scale=True amax=False",
+        ),
+        ({"amax": True}, "without out_scale and amax, got bfloat16 with out_scale=False amax=True"),
         ({"m": 1 << 20, "n": 1 << 24, "batch_invariant": True}, "less than 2**31 blocks"),
     ],
 )

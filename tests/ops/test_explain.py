@@ -97,6 +97,26 @@ def test_both_e5m2_runs_nowhere():
         assert "e5m2" in str(got)
 
 
+@pytest.mark.parametrize(
+    ("target", "dtype", "scale", "reason"),
+    [
+        (
+            "sm_90",
+            "float32",
+            1.0,
+            "needs one dynamic scale per tensor, got GroupShape(rows=-1, cols=-1) and static=True",
+        ),
+        ("gfx942", "float32", None, "needs a multiprocessor for each block, got gfx942 and x of float32"),
+        ("gfx942", "bfloat16", None, None),
+    ],
+)
+def test_a_reason_names_what_the_row_does_not_take(target, dtype, scale, reason):
+    x = ArraySpec((64, 256), dtype)
+    got = fp8core.explain(fp8core.quantize, x, group_shape=fp8core.PER_TENSOR, scale=scale, target=target)
+    verdict = next(one for one in got.verdicts if one.kernel == "tensorwise")
+    assert verdict.status == "chosen" if reason is None else verdict.reason == reason
+
+
 def test_odd_shapes_go_to_another_row():
     got = SCALED_MM.explain(example_product(H200, m=10, n=4097, k=4104))
     assert got.chosen == "sm90_decode_unaligned"

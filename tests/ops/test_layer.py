@@ -15,6 +15,7 @@ import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Fp8Linear
 from fp8core.ops import layer as layer_module
 from support.engines import NumpyEngine, engines, fresh, fresh_fp8, fresh_scale
+from support.host_arrays import Exporter
 
 HOSTS = engines("numpy", "torch-cpu", "jax-cpu", "cupy", "torch-cuda")
 TORCHES = engines("torch-cpu", "torch-cuda")
@@ -263,6 +264,20 @@ def test_attributes_and_repr_describe_the_layer():
     )
 
 
+def test_arrays_may_offer_dlpack_alone():
+    """As an engine's do: they have no shape and no dtype of their own."""
+    weight, x, out = fp8core.quantize(fresh((48, 256))), fresh((3, 256), "float32"), np.empty((3, 48), np.float32)
+    of_numpy = Fp8Linear(*weight, bias=fresh((48,), "float32"), input_scale=0.02)
+    arrays = [Exporter(weight.data.view(np.uint8), "float8_e4m3fn")]
+    arrays += [Exporter(one, "float32") for one in (weight.scale, of_numpy.bias, of_numpy.input_scale)]
+    layer = Fp8Linear(*arrays[:2], bias=arrays[2], input_scale=arrays[3])
+    layer(Exporter(x, "float32"), out=Exporter(out, "float32"))
+    np.testing.assert_array_equal(out, of_numpy(x))
+    layer.weight_scale = arrays[1]
+    assert repr(layer) == repr(of_numpy)
+    assert (layer.in_features, layer.out_features) == (256, 48)
+
+
 WEIGHT, SCALE = fresh_fp8((8, 256)), fresh_scale((8, 1))
 WRONG = {
     "1-D weight": ((WEIGHT[0], 1.0), {}, "weight needs two axes"),
@@ -283,6 +298,11 @@ WRONG = {
     "dtype of the result": ((WEIGHT, SCALE), {"out_dtype": "uint8"}, "out_dtype needs"),
     "FP8 result": ((WEIGHT, SCALE), {"out_dtype": "float8_e4m3fn"}, "out_dtype needs one of float32"),
     "columns apart": ((np.asfortranarray(WEIGHT), SCALE), {}, "weight needs contiguous rows"),
+    "blocks with one input scale": (
+        (WEIGHT, fresh_scale((1, 2))),
+        {"group_shape": GROUP_128, "input_scale": 0.5},
+        "weight_scale with one scale per 128x128 block needs input_scale for groups of 1x128",
+    ),
 }
 
 
@@ -291,6 +311,21 @@ def test_what_makes_no_layer_is_refused_when_it_is_made(wrong):
     arguments, options, words = WRONG[wrong]
     with pytest.raises(fp8core.Fp8Error, match=words):
         Fp8Linear(*arguments, **options)
+
+
+@pytest.mark.parametrize("weight_group_shape", [PER_TENSOR, PER_TOKEN, BLOCK_128, fp8core.GROUP_128], ids=str)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+@pytest.mark.parametrize("k", [128, 256])
+def test_a_layer_of_one_input_scale_is_made_where_linear_takes_it(weight_group_shape, group_shape, k):
+    weight, x = fp8core.quantize(fresh((8, k)), group_shape=weight_group_shape), fresh((3, k))
+    try:
+        want = fp8core.linear(x, weight, group_shape=group_shape, input_scale=0.5)
+    except fp8core.ScaleError:
+        with pytest.raises(fp8core.ScaleError):
+            Fp8Linear(weight, group_shape=group_shape, input_scale=0.5)
+    else:
+        layer = Fp8Linear(weight, group_shape=group_shape, input_scale=0.5)
+        np.testing.assert_array_equal(layer(x), want)
 
 
 def test_an_assignment_that_makes_no_layer_is_refused_and_changes_nothing():
@@ -399,6 +434,11 @@ WRONG_TO_QUANTIZE = {
     "input scale above float32": {"input_scale": 1e39},
     "input scale of another shape": {"input_scale": np.ones((3, 2), np.float32)},
     "blocks without groups": {"weight_group_shape": BLOCK_128},
+    "blocks with one input scale": {
+        "weight_group_shape": BLOCK_128,
+        "group_shape": GROUP_128,
+        "input_scale": 0.5,
+    },
     "groups without blocks": {"group_shape": GROUP_128},
     "another group of the weight": {"weight_group_shape": (96, 96)},
     "another group": {"group_shape": (1, 64)},

@@ -153,6 +153,12 @@ def test_linear_op_quantizes_inputs_of_an_e5m2_weight_to_e4m3(dtype):
     np.testing.assert_array_equal(got, fp8core.linear(x, w))
 
 
+def test_linear_op_needs_the_scale_of_an_input_that_is_fp8():
+    w = fp8core.quantize(fresh((8, 32), "float32"))
+    with pytest.raises(ScaleError, match="input of float8_e4m3fn needs input_scale, got None"):
+        w8a8.Fp8LinearOp().apply(fresh_fp8((4, 32)), w.data.T, w.scale)
+
+
 def test_the_weight_functions_are_the_library_s():
     for name in ("all_close_1d", "convert_to_channelwise"):
         assert getattr(w8a8, name) is getattr(fp8core, name)

@@ -63,6 +63,12 @@ def test_counts_have_their_grammar(fp8core_, tmp_path, tensors, line):
     assert f"\n{line}" in out
 
 
+@pytest.mark.parametrize(("columns", "smaller"), [(4, False), (4096, True)])
+def test_only_a_smaller_checkpoint_is_called_smaller(fp8core_, tmp_path, columns, smaller):
+    source = write(tmp_path / "in.safetensors", {"a.weight": normal(4, columns)})
+    assert ("times smaller" in fp8core_("quantize", source, tmp_path / "out.safetensors")[1]) is smaller
+
+
 def test_a_folder_tells_what_is_left_out(fp8core_, tmp_path):
     (tmp_path / "in" / "2_Dense").mkdir(parents=True)
     for folder in ("in", "in/2_Dense"):

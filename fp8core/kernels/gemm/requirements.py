@@ -17,7 +17,7 @@ TENSOR_CORES: Final = Requirement(
 )
 NOT_BOTH_E5M2: Final = Requirement(
     lambda p: not (p.a.startswith("float8_e5m2") and p.b.startswith("float8_e5m2")),
-    "a and b are both e5m2, which no tensor core multiplies: one of them has to be e4m3",
+    "a and b are both e5m2, which no kernel here multiplies: one of them has to be e4m3",
 )
 OCP_FORMATS: Final = Requirement(
     lambda p: p.a in OCP and p.b in OCP and (p.a, p.b) != ("float8_e5m2", "float8_e5m2"),
@@ -45,7 +45,8 @@ FLOAT32_SCALES: Final = Requirement(
 )
 WIDE_RESULT: Final = Requirement(
     lambda p: p.out in HIGH_PRECISION and not p.out_scale and not p.amax,
-    "gives float32, float16 or bfloat16 without out_scale and amax, got {p.out}",
+    "gives float32, float16 or bfloat16 without out_scale and amax,"
+    " got {p.out} with out_scale={p.out_scale} amax={p.amax}",
 )
 STRIDES_OF_16: Final = Requirement(
     lambda p: p.k > 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,

@@ -56,10 +56,13 @@ QUANTIZE: Final = Table(
         "tensorwise",
         (
             ON_A_GPU,
-            Requirement(lambda p: mode_of(p) == TENSOR, "needs one dynamic scale per tensor, got {p.group_shape}"),
+            Requirement(
+                lambda p: mode_of(p) == TENSOR,
+                "needs one dynamic scale per tensor, got {p.group_shape} and static={p.static}",
+            ),
             Requirement(
                 one_block_a_multiprocessor,
-                "needs a multiprocessor for each block, got {p.target}",
+                "needs a multiprocessor for each block, got {p.target} and x of {p.x}",
             ),
         ),
         plan_tensorwise,

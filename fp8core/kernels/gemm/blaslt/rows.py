@@ -148,9 +148,11 @@ ADDS_BIAS: Final = Requirement(
 HAS_ACTIVATION: Final = Requirement(
     lambda p: p.activation in ("", GELU), f"the library has no activation but {GELU}, got {{p.activation}}"
 )
-NO_ENDING: Final = Requirement(
-    lambda p: not p.activation and p.beta == 0,
-    "takes no activation and no beta, as it copies or divides the result, got {p.activation!r} and {p.beta}",
+NO_ENDING: Final = (
+    Requirement(
+        lambda p: not p.activation, "takes no activation, as it copies or divides the result, got {p.activation}"
+    ),
+    Requirement(lambda p: p.beta == 0, "takes no beta, as it copies or divides the result, got {p.beta}"),
 )
 FOURS: Final = Requirement(
     lambda p: p.scale_a != "group" or p.m % FOUR == 0,
@@ -197,7 +199,7 @@ _LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIA
 _FOURS: Final = (FOURS, FOURS_OF_CHANNELS)
 _DIRECT: Final = (LIKE_SCALES, *_FOURS, NO_OUT_SCALE, ALIGNED_VECTORS, SCALES_IN_PLACE, offered(product))
 _RELAYOUT: Final = (*_FOURS, ALIGNED_AMAX, offered(product))
-_RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, NO_ENDING, FOURS_OF_CHANNELS, RAGGED)
+_RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, *NO_ENDING, FOURS_OF_CHANNELS, RAGGED)
 _EPILOGUE: Final = (NO_K_BLOCKS, ALIGNED_ACCUMULATORS, offered(accumulation))
 
 
