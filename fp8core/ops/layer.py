@@ -158,7 +158,7 @@ class Fp8Linear(LayerOptions):
             ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `linear`.
         """
         state = self._state
-        (weight, weight_scale, bias, input_scale), options, by_group, history, *_ = state
+        (weight, weight_scale, bias, input_scale), options, by_group, history, _, _, _, _ = state
         if isinstance(x, Quantized):
             options = by_group.get(x.group_shape) or self._taking(state, x.group_shape)
             x, input_scale = x
