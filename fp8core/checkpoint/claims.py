@@ -6,7 +6,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.naming import METADATA, FormatName
-from fp8core.checkpoint.selection import check_pattern, matches, only
+from fp8core.checkpoint.selection import check_pattern, matches
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 Activations = Literal["static", "dynamic"]
@@ -58,7 +58,8 @@ class Claim(NamedTuple):
     """The group shape of blocks and groups."""
     activations: Activations | None = None
     ignore: tuple[str, ...] = ()
-    """Patterns of modules that are not quantized; in compressed-tensors, ``re:`` marks a regular expression."""
+    """Modules that are not quantized, as the configuration lists them: names, or patterns for ModelOpt; in
+    compressed-tensors, ``re:`` marks a regular expression."""
     kv_cache: str = ""
     """The format of the KV cache, if that is FP8."""
     transforms: tuple[str, ...] = ()
@@ -66,18 +67,24 @@ class Claim(NamedTuple):
     layers: Mapping[str, str] = {}
     """For ComfyUI: the format of each layer."""
     targets: tuple[str, ...] = ()
-    """For compressed-tensors: classes, names and patterns of the modules that are quantized; empty if not mentioned."""
+    """For compressed-tensors: classes, names and regular expressions of the modules that are quantized; empty if not
+    mentioned."""
 
     def ignores(self, module: str) -> bool:
         """Return whether the configuration says that a module is not quantized."""
         if self.format in ("fp8", "autofp8", "fbgemm_fp8"):  # transformers and vLLM match whole parts of names
             return any(f".{one}." in f".{module}." for one in self.ignore)
-        return any(matches(module, one) for one in self.ignore)
+        return self._lists(module, self.ignore)
 
     def covers(self, module: str) -> bool:
         """Return whether a linear layer is quantized according to the configuration."""
-        named = not self.targets or any(one.endswith("Linear") or matches(module, one) for one in self.targets)
-        return named and not self.ignores(module)
+        of_class = not self.targets or any(one.endswith("Linear") for one in self.targets)
+        return (of_class or self._lists(module, self.targets)) and not self.ignores(module)
+
+    def _lists(self, module: str, entries: tuple[str, ...]) -> bool:
+        if self.format == "compressed-tensors":  # its readers know names and regular expressions
+            return any(matches(module, one) if one.startswith("re:") else module == one for one in entries)
+        return any(matches(module, one) for one in entries)
 
 
 NOTHING: Final = Claim(None, "", "")
@@ -152,11 +159,6 @@ def _patterns(value: Any, what: str = "the configuration's list of modules that 
     return found
 
 
-def _names(value: Any, *what: str) -> tuple[str, ...]:
-    """Return what compressed-tensors lists: regular expressions after ``re:``, and names that stand for themselves."""
-    return tuple(one if one.startswith("re:") else only(one) for one in _patterns(value, *what))
-
-
 def _pair(value: Any) -> GroupShape | None:
     if isinstance(value, list) and len(value) == 2 and all(map(is_side, value)):
         return GroupShape(*value)
@@ -199,7 +201,7 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
         if isinstance(group, dict):
             weights.append(_fields(group.get("weights")))
             activations.append(_fields(group.get("input_activations")))
-            targets += _names(group.get("targets"), "targets in the configuration")
+            targets += _patterns(group.get("targets"), "targets in the configuration")
     granularities = frozenset(
         _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
     )
@@ -214,7 +216,7 @@ def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
         granularities,
         shapes.pop() if len(shapes) == 1 else None,
         ("dynamic" if dynamic.pop() else "static") if len(dynamic) == 1 else None,
-        _names(found.get("ignore")),
+        _patterns(found.get("ignore")),
         f"{cache.get('type', '')}{cache.get('num_bits', '')}" if isinstance(cache, dict) else "",
         tuple(_transforms(found.get("transform_config"))),
         targets=tuple(targets),

@@ -9,6 +9,7 @@ from fp8core.checkpoint.granularity import Granularity
 from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.checkpoint.schemes import GROUP_MX, MXFP8, SCHEMES, quantization_config
+from fp8core.checkpoint.selection import only
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
@@ -177,7 +178,7 @@ def configuration(
     found = {
         "quant_method": "modelopt",
         "quant_algo": algorithms[goal.granularity],
-        "ignore": ignored,
+        "ignore": [*map(only, ignored)],
         "producer": {"name": "fp8core"},
     }
     if kv_cache:

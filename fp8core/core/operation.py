@@ -8,6 +8,7 @@ addresses of their own operands.
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, ClassVar, Final
 from weakref import WeakSet
@@ -179,12 +180,12 @@ class Operation:
         for at, allocate in call.new:
             addresses[at], arrays[at] = allocate(pool)
         announced = prefetch.NO_WEIGHTS
-        try:
-            announced = call.regions.announce_write(addresses, work)
-            call.run(work, addresses, pool, weights)
-        finally:
-            announced.end()
-            interop.order_after(work, present, stream)  # of a call that fails, too: its first launches may be under way
+        with _ordered_after(work, present, stream):
+            try:
+                announced = call.regions.announce_write(addresses, work)
+                call.run(work, addresses, pool, weights)
+            finally:
+                announced.end()
         interop.wrote(operands[at] for at in call.given)
         if framework.wraps:
             for at in range(len(arrays)):
@@ -242,6 +243,21 @@ class Operation:
             if key is not None:
                 cache.by_specs[key] = call
         return call
+
+
+@contextmanager
+def _ordered_after(work: int, views: Sequence[TensorView], stream: object) -> Iterator[None]:
+    """Order streams after the launches of a call, also of one that fails, whose first launches may be under way.
+
+    The error of the call is raised, whether or not that succeeds.
+    """
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            interop.order_after(work, views, stream)
+        raise
+    interop.order_after(work, views, stream)
 
 
 def _given_to(variables: Mapping[str, Any]) -> Iterator[tuple[int, int]]:

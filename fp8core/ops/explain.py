@@ -78,6 +78,7 @@ def explain(
     Raises:
         TypeError: the function is not one of fp8core that chooses among kernels, or does not take the arguments.
         DeviceError: there is no such target, or stream is not a stream.
+        BackendError: cuBLASLt or hipBLASLt failed where it was asked, such as for lack of memory.
         Fp8Error: the call itself would refuse the shapes, dtypes, strides, scales or options. Memory is not checked:
             only the call refuses an ``out`` that overlaps another operand or is read-only.
 

@@ -152,6 +152,22 @@ def test_a_call_that_fails_after_its_first_launch_keeps_its_operands(monkeypatch
     assert kept == [2]
 
 
+def test_the_error_of_a_launch_is_raised_even_if_the_streams_cannot_be_ordered_after_it(monkeypatch):
+    """As in a capture that the launch has ended: CuPy then raises an error where it is asked about the stream."""
+    recorder = Recorder()
+
+    def fails(error):
+        def fail(*_):
+            raise error
+
+        return fail
+
+    monkeypatch.setattr(operation.interop, "order_after", fails(RuntimeError("the capture has ended")))
+    monkeypatch.setattr(calls.Call, "run", fails(fp8core.BackendError("launching failed")))
+    with pytest.raises(fp8core.BackendError, match="launching failed"):
+        recorder.run((at(0), at(0)), None, 7)
+
+
 def test_an_explained_call_is_neither_planned_nor_made():
     recorder = Recorder()
     assert explanation_of(lambda x, stream=None: recorder.run((x, None), None, stream), at(0)) == "said"

@@ -75,6 +75,8 @@ UNALIGNED = {
     "panels": DecodeProduct(laid_out(phases=8, panels=3), (37, 600, 518), ("group", "block"), gaps=(10, 0, 0), out="float8_e4m3fn", bias="float32", amax=True),
     "panels-aligned": DecodeProduct(laid_out(phases=16, residues=2, panels=2), (20, 600, 515), bias="float32", activation="gelu", beta=1.0, amax=True, offsets=(1, 3, 2)),
     "panels-in-groups": DecodeProduct(laid_out(4, phases=8, panels=3), (33, 300, 514), ("group", "group"), offsets=(1, 3, 4), out="float32", beta=0.5),
+    "more-panels": DecodeProduct(laid_out(panels=3, ctas_per_sm=1, phases=4, residues=2), (129, 140, 700), ("group", "group"), gaps=(4, 0, 1), offsets=(0, 4, 1), out="float8_e4m3fn", amax=True, activation="silu"),
+    "more-panels-aligned": DecodeProduct(laid_out(panels=3, phases=16, residues=2), (70, 200, 131), offsets=(3, 1, 2), out="float16", bias="float16", beta=-1.0),
     "most-rows": DecodeProduct(laid_out(4, a_stages=6, ctas_per_sm=1, phases=8), (128, 600, 1030), ("group", "block"), bias="float32", activation="gelu"),
     "most-rows-groups": DecodeProduct(laid_out(8, a_stages=6, ctas_per_sm=1, phases=1), (101, 190, 3200), ("group", "group"), offsets=(1, 1, 0), out="float8_e4m3fn", amax=True),
 }  # fmt: skip

@@ -2,7 +2,13 @@
 
 import pytest
 
-from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint import (
+    convert_checkpoint,
+    inspect_checkpoint,
+    open_checkpoint,
+    plan_checkpoint,
+    quantize_checkpoint,
+)
 from fp8core.checkpoint.faults import header_faults
 from fp8core.checkpoint.selection import matches, only
 from fp8core.errors import CheckpointError
@@ -68,9 +74,12 @@ def test_a_layer_that_stays_is_listed_by_its_name_even_if_that_reads_like_a_patt
     names = [f"{L}mlp.{experts}.down_proj" for experts in ("experts[0]", "experts0")]
     source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names}, model_type="llama")
     quantize_checkpoint(source, tmp_path / "out", exclude=[only(names[0])])
-    checkpoint = open_checkpoint(tmp_path / "out")
-    assert [*checkpoint.layers] == names[1:]
-    assert [*header_faults(checkpoint)] == []
+    convert_checkpoint(tmp_path / "out", tmp_path / "modelopt", to="modelopt")
+    for made in ("out", "modelopt"):
+        checkpoint = open_checkpoint(tmp_path / made)
+        assert [*checkpoint.layers] == names[1:]
+        assert [*header_faults(checkpoint)] == []
+    assert names[0] in inspect_checkpoint(open_checkpoint(tmp_path / "out")).to_json()["claim"]["ignore"]
 
 
 def test_a_name_has_a_pattern_of_its_own():

@@ -62,8 +62,7 @@ def refusal(product: Product) -> Refusal | Unknown | None:
     The answer of a library that is not on this machine is Unknown.
 
     Raises:
-        BackendError: the library has no handle, or failed without saying anything about the product. The next query
-            asks again.
+        BackendError: the library failed without saying anything about the product. The next query asks again.
     """
     asked = _ask(product)
     return asked if isinstance(asked, str) else None
@@ -95,9 +94,8 @@ def _ask(product: Product) -> tuple[Candidate, ...] | Refusal | Unknown:
             needed = library.dialect.minimum_versions[mode]
             if version < needed:
                 return Refusal(f"{library} has version {version}; {mode} needs {needed}")
-    handle = library.handles.of_device(product.target.device)
     try:
-        return heuristic(library, handle, product) or Refusal(
+        return heuristic(library, library.handles.of_device(product.target.device), product) or Refusal(
             f"{library} offers no algorithm for m={product.m} n={product.n} k={product.k} to {product.out}"
             f" with scales {' and '.join(MODES[product.scales])}"
         )
