@@ -7,6 +7,7 @@ from typing import Any
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
+from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED, tiled
 from fp8core.kernels.gemm.sm90.tiled_cost import tiles
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -28,6 +29,7 @@ from support.problems import (
     requantize,
     scaled_mm,
     silu_quantize,
+    unaligned,
 )
 
 Plan = Callable[[], object]
@@ -103,6 +105,13 @@ def by_tiles(target: Target) -> Iterator[Plan]:
                 yield partial(tiled, problem, tile)
 
 
+def by_layouts(target: Target) -> Iterator[Plan]:
+    """Yield plans of sm90_decode_unaligned alone, in layouts of each kind."""
+    for problem in unaligned(target):
+        assert SM90_DECODE_UNALIGNED.refusal(problem) is None
+        yield partial(SM90_DECODE_UNALIGNED.plan, problem)
+
+
 OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "quantize": quantize_plans,
     "norm_quantize": by_rows(NORM_QUANTIZE, norm_quantize, (*(256,) * 5, 1e-6)),
@@ -114,6 +123,7 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "expand": of_table(EXPAND, expand),
     "scaled_mm": of_table(SCALED_MM, scaled_mm),
     "tiles": by_tiles,
+    "layouts": by_layouts,
     "linear": of_table(LINEAR, linear),
     "arrange_scales": arrange,
     "rescale": rescale,
