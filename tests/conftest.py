@@ -16,6 +16,8 @@ import pytest
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 """JAX would take three quarters of a GPU's memory, of which CuPy and torch may hold more than the rest by then."""
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+"""inductor would compile and load a program first, in a process with torch, for the processor's vector instructions."""
 if WORKERS := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "0")):
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // WORKERS)))
     """Each worker has its part of the cores: torch's threads wait for each other by spinning, in every small product."""

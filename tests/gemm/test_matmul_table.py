@@ -97,9 +97,9 @@ def test_only_the_kernel_of_many_rows_gives_codes_and_an_amax_on_sm_90(changes):
 @pytest.mark.parametrize("target", [*TARGETS, HOST], ids=str)
 def test_a_product_of_nothing_is_explained(target, nothing, scales):
     """Estimates divide by the extents of products, and choose among tiles of their results."""
-    for m in (1, 16, 33, 64, 65, 300):
-        for n, k, amax, out_alignment in product((4096, 4097), (1040, 1025), (False, True), (1, 16)):
-            empty = example_product(target, *scales, **{"m": m, "n": n, "k": k, nothing: 0})
-            told = SCALED_MM.explain(empty._replace(amax=amax, out_alignment=out_alignment))
-            assert told.chosen
-            assert str(told)
+    extents = product((1, 16, 33, 64, 65, 300), (4096, 4097), (1040, 1025))
+    empty = {example_product(target, *scales, **{"m": m, "n": n, "k": k, nothing: 0}) for m, n, k in extents}
+    for problem, amax, out_alignment in product(empty, (False, True), (1, 16)):
+        told = SCALED_MM.explain(problem._replace(amax=amax, out_alignment=out_alignment))
+        assert told.chosen
+        assert str(told)

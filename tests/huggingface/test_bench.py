@@ -60,10 +60,11 @@ def test_goals_are_judged_by_their_records(tmp_path):
 
 
 @torch.no_grad()
-def test_what_is_wrong_has_no_time(small):
+def test_what_is_wrong_has_no_time(small, monkeypatch):
     models, _ = small
+    monkeypatch.setattr(hf_decoder, "WAYS", ("graph", "eager"))  # with options a model is compiled, too
     models["fp8core"].layers[0].mlp.down_proj.weight_scale.mul_(100)
-    assert all(record["us"] == {} for record in hf_decoder.measure(1, models))
+    assert [record["us"] for record in hf_decoder.measure(1, models)] == [{}, {}]
 
 
 @torch.no_grad()

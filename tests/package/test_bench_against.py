@@ -9,6 +9,8 @@ from support.bench_runs import ROOT, python
 
 pytest.importorskip("torch", reason="the calls are made on torch tensors")
 
+from bench import against
+
 
 def test_every_call_is_made_in_both_checkouts(tmp_path):
     out = tmp_path / "out.jsonl"
@@ -46,9 +48,9 @@ def test_a_call_that_the_other_lacks_is_reported(tmp_path):
 
 
 def test_a_checkout_that_does_not_start_is_an_error(tmp_path):
-    run = python("-m", "bench.against", other_checkout(tmp_path, "raise SystemExit(7)"), "--dry-run")
-    assert run.returncode == 1
-    assert "ended with status 7" in run.stderr
+    paths = {"before": other_checkout(tmp_path, "raise SystemExit(7)")}
+    with pytest.raises(RuntimeError, match="its process ended with status 7"), against.started(paths):
+        pass
 
 
 def test_fp8core_comes_from_the_checkout_that_was_named(tmp_path):
@@ -60,7 +62,6 @@ def test_fp8core_comes_from_the_checkout_that_was_named(tmp_path):
 
 def test_both_are_timed_in_turns(monkeypatch):
     """The ratio is that of what the processes answer, a call of what they ran at once."""
-    from bench import against
 
     class Side:
         def __init__(self, ms, calls):

@@ -16,6 +16,7 @@ from bench.choice_records import CLOSE, gain, gains, is_of_today, report
 from bench.subjects import SUBJECTS
 from fp8core import timing
 from fp8core.kernels.gemm.blaslt.ordering import Config
+from fp8core.ops.explain import explain_product
 from fp8core.runtime import jit
 from fp8core.table import Choice
 from support.blaslt_fixtures import built, stub  # noqa: F401
@@ -45,6 +46,13 @@ def test_lists_share_no_weight():
         assert not weights & set.union(models, *drawn[:number_])
         assert any(n % 8 for n, _ in weights)
         assert any(k % 128 for _, k in weights)
+
+
+def test_a_problem_is_that_of_the_call():
+    for case in (*cases("odd")[::7], *cases()[::50], Case("row", 1, 4096, 4096), Case("row", 3, 515, 8193)):
+        scale_a, scale_b = MODES[case.mode]
+        told = explain_product(case.m, case.n, case.k, scale_a=scale_a, scale_b=scale_b, target=H200)
+        assert case.problem(H200) == told.problem._replace(prefetch_weight=True)
 
 
 def test_large_products_are_those_of_the_benchmark_that_take_long():

@@ -7,13 +7,14 @@ from typing import Any
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
+from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED, tiled
 from fp8core.kernels.gemm.sm90.tiled_cost import tiles
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
-from fp8core.problem import Target
+from fp8core.problem import Quantize, Target
 from fp8core.runtime.plans import Plan as Prepared
 from fp8core.table import Launch, Table
 from support.launches import whole
@@ -28,6 +29,7 @@ from support.problems import (
     requantize,
     scaled_mm,
     silu_quantize,
+    unaligned,
 )
 
 Plan = Callable[[], object]
@@ -50,18 +52,22 @@ SIZES = (1, 32, 1000, 1 << 20)
 
 
 def quantize_plans(target: Target) -> Iterator[Plan]:
-    """Yield plans of `QUANTIZE` that are also launched, as some are only compiled when the rows are known."""
+    """Yield plans of `QUANTIZE` that are also launched, as some are only compiled when the rows are known.
 
-    def launched(plan: Callable[[], Launch], cols: int) -> None:
+    There are no gaps between rows of float16, which are read as those of bfloat16 are.
+    """
+
+    def launched(plan: Callable[[], Launch], problem: Quantize) -> None:
         launch = plan()
         launch = whole(launch) if isinstance(launch, Prepared) else launch
-        flat, gaps = ((rows, cols) for rows in SIZES), ((rows, cols + 16) for rows in SIZES)
-        for rows, stride in (*flat, *gaps):
-            launch(0, 256, stride, 256, stride, 256, 0, 0, rows, rows, 0, float("inf"), 1e-10)
+        for gap in (0,) if problem.x == "float16" else (0, 16):
+            for rows in SIZES:
+                stride = problem.cols + gap
+                launch(0, 256, stride, 256, stride, 256, 0, 0, rows, rows, 0, float("inf"), 1e-10)
 
     for problem in quantize(target):
         for plan in of_table(QUANTIZE, lambda _, problem=problem: iter((problem,)))(target):
-            yield partial(launched, plan, problem.cols)
+            yield partial(launched, plan, problem)
 
 
 def by_rows(
@@ -94,13 +100,22 @@ def rescale(target: Target) -> Iterator[Plan]:
 
 
 def by_tiles(target: Target) -> Iterator[Plan]:
-    """Yield a plan for every tile of products of many rows, as a few problems would not choose all of them."""
+    """Yield a plan for every tile of products of many rows, as a few problems would not choose all of them: with beta,
+    which have the code of those without it and more, and with scales that change along k."""
     if target.arch != 90:
         return
     for problem in scaled_mm(target):
-        if problem.m == 300 and SM90_TILED.refusal(problem) is None:
+        wanted = problem.beta or (problem.scale_a == "group" and problem.alignment == 16)
+        if wanted and problem.m == 300 and SM90_TILED.refusal(problem) is None:
             for tile in tiles(problem):
                 yield partial(tiled, problem, tile)
+
+
+def by_layouts(target: Target) -> Iterator[Plan]:
+    """Yield plans of sm90_decode_unaligned alone, in layouts of each kind."""
+    for problem in unaligned(target):
+        assert SM90_DECODE_UNALIGNED.refusal(problem) is None
+        yield partial(SM90_DECODE_UNALIGNED.plan, problem)
 
 
 OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
@@ -114,6 +129,7 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "expand": of_table(EXPAND, expand),
     "scaled_mm": of_table(SCALED_MM, scaled_mm),
     "tiles": by_tiles,
+    "layouts": by_layouts,
     "linear": of_table(LINEAR, linear),
     "arrange_scales": arrange,
     "rescale": rescale,

@@ -143,24 +143,27 @@ def expand(target: Target) -> Iterator[Expand]:
     yield Expand(target, 3)
 
 
+SCALES: dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]] = {
+    ("tensor", "tensor"): ((0, 0), (0, 0)),
+    ("row", "row"): ((1, 0), (1, 0)),
+    ("tensor", "row"): ((0, 0), (1, 0)),
+    ("group", "block"): ((1, 16), (1, 32)),
+    ("group", "group"): ((1, 16), (32, 1)),
+}
+"""The strides of the scales of a product, by the granularities of both."""
+
+
 def scaled_mm(target: Target) -> Iterator[ScaledMm]:
     e4m3 = native(target)
     e5m2 = "float8_e5m2fnuz" if e4m3.endswith("fnuz") else "float8_e5m2"
-    scales: dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]] = {
-        ("tensor", "tensor"): ((0, 0), (0, 0)),
-        ("row", "row"): ((1, 0), (1, 0)),
-        ("tensor", "row"): ((0, 0), (1, 0)),
-        ("group", "block"): ((1, 16), (1, 32)),
-        ("group", "group"): ((1, 16), (32, 1)),
-    }
-    for (scale_a, scale_b), strides in scales.items() if target.arch in THOROUGH else list(scales.items())[1:4:2]:
+    for (scale_a, scale_b), strides in SCALES.items() if target.arch in THOROUGH else list(SCALES.items())[1:4:2]:
         for m in (1, 16, 64, 300):
             yield ScaledMm(
                 *(target, m, 4096, 4096, e4m3, e4m3, "bfloat16", scale_a, scale_b, *strides),
                 *("", False, False, True, False, 4096, 4096, 4096, 16),
             )
     if target.platform == "cuda" and (target.arch == 89 or target.arch >= 120):
-        for (scale_a, scale_b), strides in scales.items():  # more channels: another config of the same kernel
+        for (scale_a, scale_b), strides in SCALES.items():  # more channels: another config of the same kernel
             yield ScaledMm(
                 *(target, 64, 28672, 4096, e4m3, e4m3, "bfloat16", scale_a, scale_b, *strides),
                 *("", False, False, True, False, 4096, 4096, 28672, 16),
@@ -195,50 +198,23 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
             : 3 if target.arch == 90 else 2
         ]:
             yield ScaledMm(
-                *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *scales[scale_a, scale_b]),
+                *(target, m, 4097, 4097, e4m3, e4m3, "bfloat16", scale_a, scale_b, *SCALES[scale_a, scale_b]),
                 *("", False, False, m != 300, False, 4097, 4097, 4097, 1),
             )._replace(out_alignment=2)
     if target.arch == 90:  # results whose elements are stored one by one
         for modes, beta in ((("group", "group"), 0.0), (("row", "row"), 1.0)):
             yield ScaledMm(
-                *(target, 300, 4097, 4096, e4m3, e4m3, "bfloat16", *modes, *scales[modes]),
+                *(target, 300, 4097, 4096, e4m3, e4m3, "bfloat16", *modes, *SCALES[modes]),
                 *("", False, False, True, False, 4096, 4096, 4097, 2),
             )._replace(codes_alignment=16, beta=beta)
-        for m, n, k, modes in (  # unaligned, with beta, in layouts of each kind
-            (128, 4975, 11869, ("row", "row")),
-            (128, 4975, 11869, ("group", "block")),
-            (128, 4975, 11869, ("group", "group")),
-            (96, 451, 262, ("group", "group")),
-            (64, 28672, 4097, ("row", "row")),
-            (64, 448, 262, ("row", "row")),
-            (36, 793, 255, ("row", "row")),
-            (64, 5000, 515, ("group", "block")),
-            (30, 300, 515, ("group", "group")),
-            (30, 14622, 1345, ("row", "row")),
-            (12, 300, 1600, ("group", "group")),
-            (12, 5000, 8193, ("group", "group")),
-            (5, 5000, 8193, ("group", "block")),
-            (2, 11600, 81, ("group", "block")),
-            (5, 300, 100, ("row", "row")),
+        for m, n, k, modes, out in (  # unaligned, with an activation, in more configs of the fallbacks
+            (64, 28672, 4097, ("row", "row"), "float32"),
+            (128, 4975, 11869, ("group", "block"), "float32"),
+            (30, 300, 515, ("group", "group"), "float32"),
+            (5, 300, 100, ("row", "row"), "float32"),
+            (7, 8221, 2049, ("row", "row"), e5m2),
         ):
-            yield ScaledMm(
-                *(target, m, n, k, e4m3, e4m3, "float32", *modes, *scales[modes]),
-                *("float32", False, True, True, False, k, k, n, 1),
-            )._replace(out_alignment=4, activation="gelu", beta=1.0)
-        for m, n, k, out, modes in (  # unaligned, with tiles of two residues where threads have the registers
-            (7, 8221, 2049, e4m3, ("row", "row")),
-            (16, 12000, 513, "bfloat16", ("row", "row")),
-            (99, 1507, 6277, e5m2, ("group", "block")),
-            (99, 1507, 6277, e5m2, ("group", "group")),
-            (63, 5478, 199, e4m3, ("row", "row")),  # aligned by two warpgroups that do not alternate
-            (40, 793, 255, "bfloat16", ("group", "group")),
-            (64, 4500, 4101, e4m3, ("group", "block")),
-        ):
-            codes = out in (e4m3, e5m2)
-            yield ScaledMm(
-                *(target, m, n, k, e4m3, e4m3, out, *modes, *scales[modes]),
-                *("float32", codes, codes, True, False, k, k, n, 1),
-            )._replace(out_alignment=2 - codes, activation="silu")
+            yield _unaligned(target, m, n, k, modes, out)
     if target.arch in THOROUGH:  # with an activation and beta
         for m in (16, 64, 300):
             yield ScaledMm(
@@ -251,6 +227,44 @@ def scaled_mm(target: Target) -> Iterator[ScaledMm]:
     yield ScaledMm(
         target, 16, 4096, 4096, e5m2, e4m3, "float32", *rows, "bfloat16", False, True, True, False, 4096, 4096, 4096, 16
     )
+
+
+def unaligned(target: Target) -> Iterator[ScaledMm]:
+    """Yield unaligned products for the layouts of sm90_decode_unaligned. Other rows would only add kernels that differ
+    little from those of `scaled_mm`, and take longer to compile than these."""
+    if target.arch != 90:
+        return
+    row, block, group = ("row", "row"), ("group", "block"), ("group", "group")
+    for m, n, k, modes, out in (
+        (128, 4975, 11869, group, "float32"),
+        (96, 451, 262, group, "float32"),
+        (128, 4975, 11869, row, "float32"),
+        (64, 448, 262, row, "float32"),
+        (36, 793, 255, row, "float32"),
+        (64, 5000, 515, block, "float32"),
+        (30, 14622, 1345, row, "float32"),
+        (12, 300, 1600, group, "float32"),
+        (12, 5000, 8193, group, "float32"),
+        (5, 5000, 8193, block, "float32"),
+        (2, 11600, 81, block, "float32"),
+        # With tiles of two residues where threads have the registers.
+        (16, 12000, 513, row, "bfloat16"),
+        (99, 1507, 6277, block, "float8_e5m2"),
+        (99, 1507, 6277, group, "float8_e5m2"),
+        (63, 5478, 199, row, "float8_e4m3fn"),  # aligned by two warpgroups that do not alternate
+        (40, 793, 255, group, "bfloat16"),
+        (64, 4500, 4101, block, "float8_e4m3fn"),
+    ):
+        yield _unaligned(target, m, n, k, modes, out)
+
+
+def _unaligned(target: Target, m: int, n: int, k: int, modes: tuple[str, str], out: str) -> ScaledMm:
+    """Return a product with a bias and an activation; one of float32 is added to what there is."""
+    codes, adds, e4m3 = out in FORMATS, out == "float32", native(target)
+    return ScaledMm(
+        *(target, m, n, k, e4m3, e4m3, out, *modes, *SCALES[modes]),
+        *("float32", codes, codes or adds, True, False, k, k, n, 1),
+    )._replace(out_alignment=1 if codes else 4 if adds else 2, activation="gelu" if adds else "silu", beta=float(adds))
 
 
 def linear(target: Target) -> Iterator[Linear]:
