@@ -134,9 +134,11 @@ def test_failed_call_is_named_with_its_status(built, monkeypatch, platform, func
     forget()
 
 
-def test_too_little_memory_for_a_query_is_no_answer_to_keep(stub):
+@pytest.mark.parametrize("function", ["MatmulDescCreate", "MatmulAlgoCheck"])
+def test_too_little_memory_for_a_query_is_no_answer_to_keep(stub, function):
     p = problem("row")
-    stub.fail("MatmulDescCreate", 3)
+    stub.vectors(8)  # so that offers for a scale each are checked
+    stub.fail(function, 3)
     for question in (SCALED_MM.choice, SCALED_MM.explain):
         with pytest.raises(BackendError, match="CUBLAS_STATUS_ALLOC_FAILED"):
             question(p._replace(m=2048))

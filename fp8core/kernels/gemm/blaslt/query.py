@@ -189,6 +189,8 @@ class HeuristicQuery:
         status = self._library.function("MatmulAlgoCheck")(
             *self._subject, candidate.algorithm, ctypes.addressof(result)
         )
+        if status in self._library.dialect.failures:
+            self._library.check("MatmulAlgoCheck", status, self._product)
         checked, result_status = self._read(result.raw)
         optional = COUNTER_BYTES if (self._library.version or 0) in COUNTERS_OPTIONAL else 0
         given = max(candidate.workspace_bytes, optional)
