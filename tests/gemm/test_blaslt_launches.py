@@ -124,7 +124,7 @@ def test_failed_call_is_named_with_its_status(built, monkeypatch, platform, func
     pretend(monkeypatch, built[platform], (TARGETS[platform],))
     built[platform].fail(function, status)
     made = product(problem(target=TARGETS[platform]))
-    if "ALLOC_FAILED" in text or "NOT_INITIALIZED" in text:
+    if "ALLOC_FAILED" in text:
         with pytest.raises(BackendError, match=re.escape(text)):
             query.refusal(made)
     else:
@@ -145,6 +145,14 @@ def test_too_little_memory_for_a_query_is_no_answer_to_keep(stub, function):
     stub.fail("", 0)
     verdicts = {v.kernel: v.status for v in SCALED_MM.explain(p._replace(m=2048)).verdicts}
     assert verdicts["cublaslt"] != "unable"
+
+
+def test_other_kernels_run_the_products_of_a_library_that_cannot_be_initialized(stub):
+    stub.fail("Create", 1)
+    told = SCALED_MM.explain(problem("row")._replace(m=2048))
+    assert told.chosen == SCALED_MM.choice(problem("row")._replace(m=2048)).kernel == "sm90_tiled"
+    assert "NOT_INITIALIZED" in next(v.reason for v in told.verdicts if v.kernel == "cublaslt")
+    forget()
 
 
 def test_failed_launch_names_the_problem_and_leaves_the_plan_usable(stub):

@@ -55,7 +55,8 @@ class Dialect(NamedTuple):
     """The text after "was not found": where it was searched for."""
     statuses: Mapping[int, str]
     failures: tuple[int, ...]
-    """The statuses that say nothing about a product: too little memory, a device that fails."""
+    """The statuses that say nothing about a product: too little memory, a device that fails. A library that cannot be
+    initialized, as by a driver that is too old for it, is none: other kernels run its products."""
     types: Mapping[str, int]
     compute_32f: int
     operation_n: int
@@ -96,7 +97,7 @@ CUBLASLT: Final = Dialect(
         15: "CUBLAS_STATUS_NOT_SUPPORTED",
         16: "CUBLAS_STATUS_LICENSE_ERROR",
     },
-    failures=(1, 3, 11, 13),
+    failures=(3, 11, 13),
     types={"float32": 0, "float16": 2, "bfloat16": 14, "float8_e4m3fn": 28, "float8_e5m2": 29},
     compute_32f=68,
     operation_n=0,
@@ -151,7 +152,7 @@ HIPBLASLT: Final = Dialect(
         10: "HIPBLAS_STATUS_INVALID_ENUM",
         11: "HIPBLAS_STATUS_UNKNOWN",
     },
-    failures=(1, 2, 4, 5),
+    failures=(2, 4, 5),
     types={
         "float32": 0,
         "float16": 2,
