@@ -237,7 +237,7 @@ def unaligned(target: Target) -> Iterator[ScaledMm]:
     row, block, group = ("row", "row"), ("group", "block"), ("group", "group")
     for m, n, k, modes, out in (
         (128, 4975, 11869, group, "float32"),
-        (96, 451, 262, group, "float32"),
+        (96, 4975, 2621, group, "float32"),
         (128, 4975, 11869, row, "float32"),
         (64, 448, 262, row, "float32"),
         (36, 793, 255, row, "float32"),
