@@ -57,17 +57,16 @@ def lacks_registers(p: ScaledMm, config: DecodeConfig) -> bool:
 
     Compiled with two, most such layouts spill: more than 96 rows with scales of each channel along k, three blocks a
     multiprocessor with 9 to 16 rows or with the bias of an FP8 result, and two warpgroups with 33 to 64 rows that align
-    a, or that apply scales of each channel along k before a bias, an amax or a conversion to FP8.
+    a.
     """
     if config.residues == 1:
         return False
     # With batch_invariant the answer must be the same for every m and wherever a begins: it orders the sums.
-    side, of_channels = MOST_ROWS if p.batch_invariant else width(p.m), in_groups(p).scale_b == "group"
+    side = MOST_ROWS if p.batch_invariant else width(p.m)
     if side == MOST_ROWS and config.m_warpgroups * config.k_warpgroups > 1:
-        if p.batch_invariant or (of_channels and (p.out in OCP or p.bias != "" or p.amax)):
-            return True
-        return not is_along_k(p) and a_is_unaligned(p) and has_few_words(p, config._replace(residues=1))
+        aligns = a_is_unaligned(p) and has_few_words(p, config._replace(residues=1))
+        return p.batch_invariant or (not is_along_k(p) and aligns)
     if side > MOST_ROWS:
-        return side == 128 and of_channels
+        return side == 128 and in_groups(p).scale_b == "group"
     biased_codes = p.out in OCP and p.bias != "" and not is_along_k(p)
     return config.ctas_per_sm > 2 and (side == 16 or (side == 8 and biased_codes))
