@@ -135,11 +135,11 @@ def disassembled(target: Target, kernels: Iterable[tuple[Use, compilers.Binary]]
 def most_registers(use: Use) -> int:
     """Return the most registers of a thread.
 
-    Blocks of sm90_decode that take more than 64 rows have a multiprocessor to themselves, and so have some that align
-    a: they cost no other block its registers.
+    Blocks of sm90_decode for unaligned weights that have a multiprocessor to themselves cost no other block its
+    registers.
     """
-    aligns_alone = use.constants.get("FP8_A_INPUT") == -1 and use.constants["FP8_CTAS_PER_SM"] == 1
-    return 256 if aligns_alone or int(use.constants.get("FP8_WIDTH", 0)) > 64 else REGISTERS[use.entry]
+    alone = int(use.constants.get("FP8_PHASES", 0)) > 0 and use.constants["FP8_CTAS_PER_SM"] == 1
+    return 256 if alone else REGISTERS[use.entry]
 
 
 def name(target: Target) -> str:
