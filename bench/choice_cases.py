@@ -16,10 +16,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Final, NamedTuple
 
-from bench.odd_cases import log_uniform
-from fp8core.ops.example_problems import example_product
+from bench.odd_cases import Product, log_uniform
 from fp8core.ops.targets import target_of
-from fp8core.problem import ITEMSIZE, Granularity, ScaledMm, Target
+from fp8core.problem import Granularity, ScaledMm, Target
 
 SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "Llama 8B": ("6144x4096", "4096x4096", "28672x4096", "4096x14336"),
@@ -173,9 +172,7 @@ class Case(NamedTuple):
         scale_a, scale_b = MODES[self.mode]
         if self.m == 1 and scale_a == "row":
             scale_a = "tensor"
-        made = example_product(target_of(target), scale_a, scale_b, m=self.m, n=self.n, k=self.k)
-        codes_alignment, out_alignment = math.gcd(16, self.k), math.gcd(16, ITEMSIZE[made.out] * self.n)
-        return made._replace(codes_alignment=codes_alignment, out_alignment=out_alignment, prefetch_weight=True)
+        return Product(self.m, self.n, self.k, scale_a, scale_b).problem(target_of(target))
 
 
 def number(text: str) -> int:

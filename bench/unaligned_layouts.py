@@ -177,7 +177,7 @@ def samples_of(records: Iterable[Record], side: int) -> list[Sample]:
     found = []
     for record in records:
         us, p = record["us"], in_groups(product_of(record).problem(H200))
-        if side <= width(p.m) if p.m <= MOST_ROWS else side == MOST_ROWS:
+        if side == MOST_ROWS or (p.m <= MOST_ROWS and side <= width(p.m)):
             of_name, fastest = layouts(p), min(us.values())
             near = ((of_name[at], time, time / fastest) for at, time in us.items() if at in of_name)
             found += [
