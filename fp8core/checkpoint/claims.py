@@ -81,6 +81,11 @@ class Claim(NamedTuple):
         of_class = not self.targets or any(one.endswith("Linear") for one in self.targets)
         return (of_class or self._lists(module, self.targets)) and not self.ignores(module)
 
+    def may_cover(self, module: str) -> bool:
+        """Return whether a layer can be quantized according to the configuration, whose targets may be classes."""
+        classes = any("." not in one and not one.startswith("re:") for one in self.targets)
+        return classes or self.covers(module)
+
     def _lists(self, module: str, entries: tuple[str, ...]) -> bool:
         if self.format == "compressed-tensors":  # its readers know names and regular expressions
             return any(matches(module, one) if one.startswith("re:") else module == one for one in entries)

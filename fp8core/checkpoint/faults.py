@@ -92,8 +92,7 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
         return f"{claim.file} says that {layer.name} is not quantized, but it is FP8"
     if claim.variant == "int-quantized":
         return f"{claim.file} says {claim.variant}, but {name} is FP8"
-    classes = any("." not in one and not one.startswith("re:") for one in claim.targets)  # which names do not tell
-    if not classes and not claim.covers(layer.name):
+    if not claim.may_cover(layer.name):
         return f"{layer.name} is FP8, but no target in {claim.file} matches it"
     if layer.granularity is None:
         return ""

@@ -16,6 +16,7 @@ BECOMES_INFINITY = 2.0**128 - 2.0**103
 `struct`.)"""
 BECOMES_ZERO = 2.0**-150
 """Numbers up to this are rounded to zero."""
+INFINITE = (math.inf, -math.inf)
 
 
 def group_shape(given: object, name: str = "group_shape") -> GroupShape:
@@ -55,6 +56,11 @@ def in_float32(number: float) -> bool:
     """Return whether a number can be rounded to float32 without becoming zero or infinity, unless it is one of them."""
     magnitude = abs(number)
     return not (BECOMES_INFINITY <= magnitude < math.inf or 0 < magnitude <= BECOMES_ZERO)
+
+
+def became_infinite(given: Any, number: float) -> bool:
+    """Return whether the float of a given number is infinite because the number is too large for a float."""
+    return number in INFINITE and given not in INFINITE
 
 
 def is_one_of(x: object, known: Collection[str]) -> bool:

@@ -6,7 +6,6 @@ Later calls of the same signature find the cached call, query the stream, alloca
 addresses of their own operands.
 """
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,7 +15,7 @@ from weakref import WeakSet
 from fp8core import interop
 from fp8core.core import prefetch, under_way
 from fp8core.core.calls import NO_SHORTCUTS, Call, CallCache, Calls, Described
-from fp8core.core.checks import in_float32
+from fp8core.core.checks import became_infinite, in_float32
 from fp8core.core.explaining import ExplainRequest
 from fp8core.core.shortcuts import repeat, shortcut
 from fp8core.core.signature import offsets
@@ -297,7 +296,6 @@ def float32_number(number: Any, name: str) -> float | None:
     value = interop.scalar(number)
     if value is None:
         return None
-    became = (abs(value) == math.inf and number not in (math.inf, -math.inf)) or (not value and number)
-    if became or not in_float32(value):
+    if became_infinite(number, value) or (not value and number) or not in_float32(value):
         raise ScaleError(f"{name} needs a number that float32 holds, got {number}")
     return value

@@ -15,7 +15,6 @@ EPS: Final = 1e-10
 """The lower bound of the amax of a group; vLLM's kernels use the same."""
 SCALE_DTYPE: Final = {"float32": "float32", "ue8m0": "float32", "ue8m0_bytes": "float8_e8m0fnu"}
 
-INFINITE: Final = (math.inf, -math.inf)
 SCALES: Final = ("float32", "float8_e8m0fnu")
 """The dtypes of scales."""
 
@@ -48,7 +47,7 @@ def number_or_operand(x: Any) -> tuple[float | None, Any]:
     number = scalar(x)
     if number is None:
         return None, x
-    if number in INFINITE and x not in INFINITE:
+    if checks.became_infinite(x, number):
         raise ScaleError(f"scale_ub needs a positive number that float32 holds, or infinity, got {x}")
     return number, None
 

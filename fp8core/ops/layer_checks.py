@@ -171,13 +171,14 @@ def specs_before_quantizing(
     at = spec_of(interop.view(weight, Operand("weight", *HIGH_PRECISION)), "weight")
     check_high_precision(at)
     n, k = two_axes(at)
-    number = float32_number(input_scale, ARRAYS[3])
-    others = [
-        None if x is None else spec_of(interop.view(x, name), name)
-        for x, name in ((bias, ARRAYS[2]), (None if number is not None else input_scale, ARRAYS[3]))
-    ]
-    if number is not None:
-        others[1] = TensorSpec("input_scale", "float32", (1,), (1,), at.target)
+    others: list[TensorSpec | None] = []
+    for x, name in ((bias, ARRAYS[2]), (input_scale, ARRAYS[3])):
+        if x is None:
+            others.append(None)
+        elif name != "bias" and float32_number(x, name) is not None:
+            others.append(TensorSpec(name, "float32", (1,), (1,), at.target))
+        else:
+            others.append(spec_of(interop.view(x, name), name))
     codes = TensorSpec("weight", dtype_name(dtype, "dtype", FORMATS), (n, k), (k, 1), at.target)
     shape = of_array((n, k), group, "weight")
     return codes, TensorSpec("weight_scale", "float32", shape, dlpack.row_major(shape), at.target), *others
