@@ -281,8 +281,9 @@ def _beside(number: Any, x: Any) -> Any:
 
 
 def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
+    given = [x for x in arrays if x is not None]
     try:
-        return kind.run(*[x for x in arrays if x is not None])
+        return kind.run(*given)
     except (RuntimeError, ValueError) as error:
         places = None
         for x, name in zip(arrays, operation.operands, strict=True):
@@ -297,4 +298,6 @@ def _eager(kind: Kind, arrays: Sequence[Any], operation: Operation) -> Any:
                 raise DeviceError(
                     f"{name} needs to be where {operation.operands[0]} is, on {wanted}, got {got}"
                 ) from error
+        if places is not None and len(places) > 1:  # XLA's partitioner hands on the text of our errors only
+            kind.run.lower(*[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in given])
         raise

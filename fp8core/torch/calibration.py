@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from fractions import Fraction
 from typing import Any, Final, Literal, Protocol
 
 import torch
@@ -46,7 +47,7 @@ class _Percentile:
     """A histogram of magnitudes, each rounded up to bfloat16; bfloat16 inputs are counted exactly."""
 
     def __init__(self, percent: float) -> None:
-        self._percent = percent
+        self._percent = Fraction(repr(percent))  # the decimal: 99.9 as a float is more, and may be one element more
         self._counts: Tensor | None = None
 
     def add(self, x: Tensor) -> None:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
-from torch import Tensor, is_grad_enabled, strided
+from torch import Tensor, bfloat16, is_grad_enabled, strided
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
@@ -14,7 +14,14 @@ from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_T
 from fp8core.torch.aligned import is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import FrozenLinear, Prepared
 from fp8core.torch.gradients import BothModes, StraightThrough
-from fp8core.torch.input_dtypes import any_autocast, as_autocast, bias_of_autocast, refuse_codes, refuse_proxies
+from fp8core.torch.input_dtypes import (
+    any_autocast,
+    as_autocast,
+    bias_of_autocast,
+    refuse_codes,
+    refuse_proxies,
+    result_of_codes,
+)
 
 INPUTS: Final = {PER_CHANNEL: PER_TOKEN, PER_TENSOR: PER_TENSOR, BLOCK_128: GROUP_128}
 """By the weight's group shape: the group shape of dynamically quantized inputs."""
@@ -46,7 +53,8 @@ class ForwardLinear(FrozenLinear):
         nn.Linear. Inside torch.autocast the input is cast to autocast's dtype first, as in nn.Linear.
 
         Args:
-            input: ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`.
+            input: ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`, whose result has the dtype
+                `compute_dtype`, or autocast's.
         """
         if any_autocast():
             input = as_autocast(input)  # noqa: A001
@@ -70,8 +78,8 @@ class ForwardLinear(FrozenLinear):
 
     def _product(self, x: Any) -> Tensor:
         """Return the result of `forward`, without gradients."""
-        if is_compiling():
-            return self._traced(x)
+        if is_compiling() or (isinstance(x, Quantized) and result_of_codes(x, self.compute_dtype) != bfloat16):
+            return self._traced(x)  # what is prepared gives bfloat16 for codes
         own, kept = self._parameters, self._prepared
         try:
             if (
@@ -113,6 +121,7 @@ class ForwardLinear(FrozenLinear):
             bias=bias_of_autocast(self.bias, x),
             input_scale=None if isinstance(x, Quantized) else self.input_scale,
             group_shape=self.group_shape,
+            out_dtype=result_of_codes(x, self.compute_dtype) if isinstance(x, Quantized) else None,
             use_fast_accum=self.use_fast_accum,
             batch_invariant=self.batch_invariant,
         )

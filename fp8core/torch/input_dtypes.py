@@ -1,13 +1,14 @@
-"""The dtypes of a linear layer's input: the casts of torch.autocast, and the refusal of FP8 without its scale."""
+"""The dtypes of a linear layer's input and result: torch.autocast, and FP8 with its scale or without."""
 
-from collections.abc import Callable
-from typing import Final, TypeGuard, TypeVar
+from collections.abc import Callable, Container
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
 
 from fp8core.errors import DTypeError
 from fp8core.interop import dtype_name
+from fp8core.ops import Quantized
 from fp8core.problem import FORMATS
 
 T = TypeVar("T")
@@ -20,22 +21,29 @@ any_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled
 
 def as_autocast(x: T) -> T | Tensor:
     """Return the input of a linear layer, cast to autocast's dtype if autocast is on for the device of x."""
-    return x.to(torch.get_autocast_dtype(x.device.type)) if _is_cast(x) else x
+    dtype = _autocast(x, CAST)
+    return x if dtype is None else x.to(dtype)  # type: ignore[attr-defined]
 
 
 def bias_of_autocast(bias: Tensor | None, x: object) -> Tensor | None:
-    """Return the bias for an input that autocast has cast: a float32 bias as it is, any other in the input's dtype."""
-    if bias is None or bias.dtype == torch.float32 or not _is_cast(x) or bias.dtype == x.dtype:
+    """Return the bias for a result in autocast's dtype: a float32 bias as it is, any other in that dtype."""
+    dtype = _autocast(x.data, CODES) if isinstance(x, Quantized) else _autocast(x, CAST)
+    if bias is None or bias.dtype == torch.float32 or dtype is None:
         return bias
-    return bias.to(x.dtype)
+    return bias.to(dtype)
 
 
-def _is_cast(x: object) -> TypeGuard[Tensor]:
-    """Return whether autocast casts an operand: whether it is on for the operand's own device."""
+def result_of_codes(q: Quantized[Any, Any], own: torch.dtype) -> torch.dtype:
+    """Return the dtype of a layer's result for a `Quantized`: autocast's, or ``own`` where autocast is off."""
+    return _autocast(q.data, CODES) or own
+
+
+def _autocast(x: object, dtypes: Container[torch.dtype]) -> torch.dtype | None:
+    """Return autocast's dtype if it is on for the device of a tensor that has one of some dtypes, otherwise None."""
     # The meta device has no autocast.
-    if not any_autocast() or not isinstance(x, Tensor) or x.dtype not in CAST or x.is_meta:
-        return False
-    return torch.is_autocast_enabled(x.device.type)
+    if not any_autocast() or not isinstance(x, Tensor) or x.dtype not in dtypes or x.is_meta:
+        return None
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else None
 
 
 def refuse_codes(x: object) -> None:

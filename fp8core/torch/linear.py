@@ -21,7 +21,8 @@ from fp8core.torch.frozen import Prepared, without_values
 class Linear(ForwardLinear):
     """``torch.nn.Linear`` with a frozen FP8 weight. It quantizes its inputs; results have the dtype of the input.
 
-    Inside torch.autocast it casts inputs first, as ``torch.nn.Linear`` does, and results have autocast's dtype.
+    Inside torch.autocast it casts inputs first, as ``torch.nn.Linear`` does, and results have autocast's dtype. The
+    result for a `Quantized` has `compute_dtype`, or autocast's dtype.
 
     Its state has the names and shapes of compressed-tensors: ``weight`` FP8 ``[n, k]``; ``weight_scale`` float32
     ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``; ``input_scale`` float32 ``[1]``; ``bias`` ``[n]``. All

@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any, Final
 
 import torch
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from fp8core.core.calls import NewArray
 from fp8core.core.prefetch import WEIGHT
@@ -81,6 +82,19 @@ def _fake(operator: Operator, overload: Overload) -> Callable[..., Any]:
     return stand_in
 
 
+def _functionalized(
+    mode: Any, operator: Any, types: Any, arguments: tuple[Any, ...] = (), keywords: dict[str, Any] | None = None
+) -> Any:
+    """Note in a trace what an operator writes, and pass it on to torch.
+
+    Autograd reads the version counters of the traced tensors: they make it refuse a backward pass that needs earlier
+    values. A run of the graph increments only those of tensors with memory.
+    """
+    declared = zip(arguments, operator._schema.arguments, strict=False)
+    torch._C._increment_version(tuple([x for x, it in declared if it.is_write]))
+    return mode.__torch_dispatch__(operator, types, arguments, keywords)
+
+
 def _define(operator: Operator, overload: Overload) -> Callable[..., Any]:
     """Define an overload, and return it."""
     name = f"{operator.name}.{overload.name}" if overload.name else operator.name
@@ -90,6 +104,8 @@ def _define(operator: Operator, overload: Overload) -> Callable[..., Any]:
     # Results never require grad, like those of eager calls. Without this kernel they would, and backward would fail.
     LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"fp8core::{name}", _fake(operator, overload), lib=LIBRARY)
+    if overload.out:
+        torch.library.register_torch_dispatch(f"fp8core::{name}", FunctionalTensorMode, _functionalized, lib=LIBRARY)
     packet = getattr(torch.ops.fp8core, operator.name)
     made: Callable[..., Any] = getattr(packet, overload.name or "default")
     return made

@@ -271,5 +271,9 @@ if __name__ == "__main__":
     apart = jax.tree.map(lambda x: jax.device_put(x, jax.devices()[1]), weight())
     with pytest.raises(fp8core.DeviceError, match=r"weight needs to be where x is, on cpu:3, got cpu:1"):
         fp8core.linear(far, apart)
+    for mesh in MESHES.values():
+        for spec in ((), ("a",)):
+            with pytest.raises(fp8core.UnsupportedProblemError, match=r"host +unable: needs a given scale"):
+                fp8core.silu_and_mul_quant(put(mesh, wide(4, K), *spec), group_shape=PER_TENSOR)
     jax.set_mesh(mesh)  # stays until the process ends, which waits for its programs
     print("all")

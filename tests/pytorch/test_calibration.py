@@ -67,6 +67,15 @@ def test_a_percentile_is_the_magnitude_that_so_many_do_not_exceed(percentile, dt
         assert found == pytest.approx(exact, rel=1e-12)
 
 
+@pytest.mark.parametrize(("percentile", "outliers"), [(99.9, 41), (99.99, 4), (0.1, 40959)])
+def test_a_percentile_leaves_out_as_many_as_its_decimal_says(percentile, outliers):
+    x = torch.ones(41000)
+    x[:outliers] = 64
+    made = torch.nn.Sequential(torch.nn.Linear(41, 1))
+    found = calibrate(made, [x.view(1000, 41)], method="percentile", percentile=percentile)
+    assert found == {"0": 1 / 448}
+
+
 def test_percentiles_of_zeros_and_of_nothing_are_left_out():
     made = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     assert calibrate(made[:1], [torch.zeros(4, 8)], method="percentile") == {}

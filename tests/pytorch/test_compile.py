@@ -212,6 +212,30 @@ def test_results_never_require_grad_and_writes_are_noticed():
             square.sum().backward()
 
 
+SQUARE = weight((1, -1), n=K)
+WRITING = {
+    "residual": lambda x, r: fp8core.rms_norm_quant(x, torch.ones(K, dtype=x.dtype), 1e-6, residual=r),
+    "out": lambda x, r: fp8core.linear(x, SQUARE, out=r),
+    "beta": lambda x, r: fp8core.scaled_mm_nt(fp8core.quantize(x), SQUARE, out=r, beta=0.5),
+}
+
+
+@pytest.mark.parametrize("call", WRITING.values(), ids=WRITING)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_autograd_notices_what_a_graph_writes(backend, call):
+    def step(x, start, early):
+        kept = start * 2
+        loss = kept.sin().sum() if early else 0
+        call(x, kept)
+        return loss + kept.sum()
+
+    x, start = wide(5, K), wide(5, K, seed=7).requires_grad_()
+    torch.compile(step, fullgraph=True, backend=backend)(x, start, False).backward()
+    assert (start.grad == 2).all()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.compile(step, fullgraph=True, backend=backend)(x, start, True).backward()
+
+
 def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -56,6 +56,15 @@ def test_an_exported_program_takes_other_rows(strict, tmp_path):
         assert bits(loaded.module()(wide(m, K))) == bits(made(wide(m, K)))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_layers_of_an_exported_program_pass_no_gradients(strict):
+    made = Step().layers["channel"].requires_grad_(False)
+    x = wide(5, K).requires_grad_()
+    program = torch.export.export(made, (x,), strict=strict)
+    assert made(x).requires_grad
+    assert not program.module()(x).requires_grad
+
+
 AOT = """
     import sys
     import torch

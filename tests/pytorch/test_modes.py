@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 from torch.autograd import forward_ad  # noqa: E402
 
+import fp8core  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 
@@ -47,6 +48,21 @@ def test_autocast_casts_inputs_as_it_does_for_torch_s_own_layers(own, given, way
     if own == torch.float16:
         layer.bfloat16()  # a bias in 16 bits is cast, too
     assert torch.equal(found, layer(x.bfloat16()))
+
+
+@ways
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("own", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("auto", [None, torch.float16, torch.bfloat16])
+def test_codes_give_the_dtype_of_the_layer_or_of_autocast(auto, own, bias, way):
+    layer, _ = layers(own)
+    layer.bias = nn.Parameter(torch.arange(32, dtype=own), requires_grad=False) if bias else None
+    x = torch.randn(5, 64).to(auto or own)
+    q = fp8core.quantize(x)
+    with torch.autocast("cpu", dtype=auto, enabled=auto is not None):
+        found = way(layer)(q)
+    assert found.dtype == x.dtype
+    assert torch.equal(found, layer.to(x.dtype)(x))
 
 
 def test_gradients_inside_autocast_have_the_input_s_dtype():
