@@ -147,7 +147,7 @@ def _split(entry: Entry, stacks: Mapping[str, Stack]) -> Iterator[Entry]:
     """Yield the tensors that a stacked weight, or a scale of one, is split into; nothing for any other tensor."""
     stack = stacks.get(entry.name)
     if stack is not None:
-        yield from _slices(entry, stack, WEIGHT, entry.shape)
+        yield from _slices(entry, stack, WEIGHT)
         return
     for suffix, role, _ in STACKED:
         for weight in (entry.name.removesuffix(suffix), entry.name.removesuffix(f"{WEIGHT}{suffix}") + WEIGHT):
@@ -155,13 +155,13 @@ def _split(entry: Entry, stacks: Mapping[str, Stack]) -> Iterator[Entry]:
             if stack is not None:
                 name = {"_scale_inv": ".weight_scale_inv", "_activation_scale": ".activation_scale"}.get(suffix)
                 kept = name or (".weight_scale" if role == "scale" else ".input_scale")
-                yield from _slices(entry, stack, kept, entry.shape)
+                yield from _slices(entry, stack, kept)
                 return
 
 
-def _slices(entry: Entry, stack: Stack, suffix: str, shape: tuple[int, ...]) -> Iterator[Entry]:
+def _slices(entry: Entry, stack: Stack, suffix: str) -> Iterator[Entry]:
     """Yield every expert's part of a tensor; a part that experts, or gate and up, share is repeated for each."""
-    experts, parts = stack.entry.shape[0], stack.parts
+    experts, parts, shape = stack.entry.shape[0], stack.parts, entry.shape
     shared = math.prod(shape) == 1
     if not shared and shape[0] != experts:
         raise CheckpointError(f"{entry.name} needs one part for each of {experts} experts, got shape {list(shape)}")

@@ -130,7 +130,7 @@ def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str
 
 def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     """Return the kind of a module whose weight is a matrix of this shape."""
-    known = _by_name(_NUMBER.sub("0", module), names.model_type)
+    known = _by_name(without_numbers(module), names.model_type)
     if module.rpartition(".")[0] in names.attentions and (known is None or known.able):
         return ATTENTION
     if known is not None:
@@ -167,3 +167,8 @@ def tower_of(module: str) -> str | None:
 def numbered(module: str) -> bool:
     """Return whether a module is in a numbered layer, or is one."""
     return any(part.isdigit() for part in module.split("."))
+
+
+def without_numbers(name: str) -> str:
+    """Return a name with 0 in place of the numbers of layers and experts."""
+    return _NUMBER.sub("0", name)

@@ -1,7 +1,6 @@
 """Detects wrong scales from the codes and scales of FP8 weights, without the original weights."""
 
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.files import read_rows
+from fp8core.checkpoint.kinds import without_numbers
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.values import are_powers_of_two
 from fp8core.host.codes import decode_table
@@ -124,16 +124,12 @@ def suspicious(measured: Sequence[Measured]) -> Iterator[Fault]:
     look so.
     """
     faults = list(_suspicious(measured))
-    alike = Counter(_alike(one.layer) for one in measured)
-    squared = Counter(_alike(one.layer) for one, fault in faults if fault.kind == "scale squared")
+    alike = Counter(without_numbers(one.layer.name) for one in measured)
+    squared = Counter(without_numbers(one.layer.name) for one, fault in faults if fault.kind == "scale squared")
     for one, fault in faults:
-        if fault.kind != "scale squared" or 2 * squared[_alike(one.layer)] >= alike[_alike(one.layer)]:
+        name = without_numbers(one.layer.name)
+        if fault.kind != "scale squared" or 2 * squared[name] >= alike[name]:
             yield fault
-
-
-def _alike(layer: Layer) -> str:
-    """Return a layer's name without the numbers of layers and experts."""
-    return re.sub(r"(?<![^.])\d+(?![^.])", "*", layer.name)
 
 
 def _suspicious(measured: Sequence[Measured]) -> Iterator[tuple[Measured, Fault]]:

@@ -42,7 +42,7 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
             check_pattern(pattern, operand)
             if not any(matches(module, pattern) for module in (*modules, ALWAYS_KNOWN)):
                 raise CheckpointError(
-                    f"{operand} needs patterns that match a module, got {pattern!r}, which matches none"
+                    f"{operand} needs patterns that match a module, got '{pattern}', which matches none"
                     f"{_meant(pattern, modules)}"
                 )
     return picked
@@ -70,7 +70,7 @@ def check_pattern(pattern: str, operand: str) -> None:
         try:
             re.compile(pattern[3:])
         except re.error as error:
-            raise CheckpointError(f"{operand} needs regular expressions, got {pattern!r}: {error}") from error
+            raise CheckpointError(f"{operand} needs regular expressions, got '{pattern}': {error}") from error
 
 
 def matches(module: str, pattern: str) -> bool:
@@ -95,7 +95,7 @@ def _meant(pattern: str, modules: set[str]) -> str:
     for one in wider:
         found = sorted(module for module in modules if matches(module, one))
         if found:
-            return f"; {one!r} matches {len(found)}, such as {found[0]}"
+            return f"; '{one}' matches {len(found)}, such as {found[0]}"
     words = {part for module in modules for part in (module, module.rpartition(".")[2])}
     close = get_close_matches(pattern.strip("*").rpartition(".")[2], sorted(words), n=3, cutoff=0.5)
     return f"; similar names are {', '.join(close)}" if close else ""

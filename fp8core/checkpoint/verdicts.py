@@ -95,9 +95,9 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
     kind = kinds.kind_of(module, entry.shape, names)
     excluded, included = picked.excluded_by(module), picked.included_by(module)
     if excluded is not None:
-        return verdict("kept", f"excluded by {excluded!r}", chosen=True)
+        return verdict("kept", f"excluded by '{excluded}'", chosen=True)
     if included is not None:
-        wanted = f"{included!r} of include matches it"
+        wanted = f"'{included}' of include matches it"
         if not kind.able:
             return verdict("refused", f"{kind.name}: {kind.reason}, but {wanted}", chosen=True)
         if tied and kind is kinds.HEAD and module.rpartition(".")[2] in TIED:

@@ -19,7 +19,6 @@ from fp8core.errors import Fp8Error
 __all__ = ["TARGETS", "UNPROVEN", "app", "console", "errors", "main", "proven", "target_named"]
 
 app = typer.Typer(
-    help="FP8 for NVIDIA and AMD GPUs through CuPy: quantize, scaled matrix products, linear layers.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -96,4 +95,4 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """FP8 for NVIDIA and AMD GPUs through CuPy: quantize, scaled matrix products, linear layers."""
+    """FP8 for inference: quantize, inspect, verify and convert checkpoints; explain, tune and time kernels."""

@@ -33,7 +33,7 @@ def info() -> None:
         console.print("[bold]No GPU[/]: the host engine runs everything, on arrays of NumPy, torch and JAX.")
         line(f"  {device.why_none()}", style="dim")
     for target in targets or [HOST]:
-        features = table(f"What {target} can do", "feature", "able", "kernel, or why not")
+        features = table(f"What {target if targets else 'the host'} can do", "feature", "able", "kernel, or why not")
         for feature, (able, reason) in fp8core.capabilities(target if targets else None).items():
             features.add_row(feature, "[green]yes[/]" if able else "[yellow]no[/]", escape(reason.replace("; ", "\n")))
         console.print(features)

@@ -85,8 +85,8 @@ def size(nbytes: int) -> str:
 
 
 def starred(text: str) -> str:
-    """Return a tensor's name with stars in place of the numbers of layers and experts."""
-    return re.sub(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)", "*", text)
+    """Return text with stars in place of the numbers of layers and experts in names, except in quoted patterns."""
+    return re.sub(r"('[^']*')|(?<=\.)\d+(?=\.)|^\d+(?=\.)", lambda found: found[1] or "*", text)
 
 
 @contextmanager

@@ -1,12 +1,16 @@
 """Prints the demo's report."""
 
 from textwrap import shorten
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from fp8core.demo.comparing import Report
+
+LONGEST: Final = 100
+"""The most characters of a sentence that are shown, also in a pipe, whose lines have no end."""
 
 
 def show(report: Report, console: Console) -> None:
@@ -20,7 +24,7 @@ def show(report: Report, console: Console) -> None:
         table.add_row(
             f"{sentence.cosine:.5f}",
             str(sentence.tokens),
-            shorten(sentence.text, max(24, console.width - 26), placeholder=" …"),
+            shorten(sentence.text, min(max(24, console.width - 26), LONGEST), placeholder=" …"),
         )
     console.print(table)
     table = Table(title="Relative error of the linear layers' outputs", title_justify="left", title_style="bold")

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
 from fp8core.errors import DeviceError, LayoutError
@@ -21,9 +22,9 @@ REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedErro
 
 
 _EXPORTING = ForkSafeLock()
-"""Only one capsule is made or dropped at a time. XLA's GPU plug-ins keep the exports of an array in a vector without a
-lock, and JAX releases the interpreter's lock while it makes a capsule: if another thread drops a capsule meanwhile, an
-export is lost, and the process aborts when the array is freed."""
+"""Only one capsule of a GPU's memory is made or dropped at a time. XLA's GPU plug-ins keep the exports of an array in a
+vector without a lock, and JAX releases the interpreter's lock while it makes a capsule: if another thread drops a
+capsule meanwhile, an export is lost, and the process aborts when the array is freed."""
 
 
 _ELSEWHERE: Final = {True: (dlpack.CUDA, dlpack.ROCM), False: (dlpack.CPU,)}
@@ -36,12 +37,17 @@ would end the capture of another stream.)"""
 
 
 class Export:
-    """A capsule that nothing consumes, safe to read on a stream; versioned if its producer supports that."""
+    """A capsule that nothing consumes, safe to read on a stream; versioned if its producer supports that.
 
-    __slots__ = ("_capsule",)
+    ``stream`` is None for memory of the host. There no lock is held: JAX waits for the program that writes the array,
+    and a garbage collection in one of its handlers may drop capsules.
+    """
+
+    __slots__ = ("_capsule", "_on_gpu")
 
     def __init__(self, x: Any, stream: int | None) -> None:
-        with _EXPORTING.held:
+        self._on_gpu = stream is not None
+        with self._turn():
             try:
                 self._capsule = x.__dlpack__(stream=stream, max_version=(1, 0))
             except TypeError:  # producers older than DLPack 1.0 do not take max_version
@@ -53,8 +59,11 @@ class Export:
 
     def __del__(self) -> None:
         if hasattr(self, "_capsule") and not sys.is_finalizing():
-            with _EXPORTING.held:
+            with self._turn():
                 del self._capsule
+
+    def _turn(self) -> AbstractContextManager[object]:
+        return _EXPORTING.held if self._on_gpu else nullcontext()
 
 
 class KeepAlive:

@@ -82,7 +82,7 @@ class _Chosen(NamedTuple):
         """Return why a layer of this name stays as it is, or None."""
         excluded = self.patterns.excluded_by(name)
         if excluded is not None:
-            return f"its name matches exclude, {excluded!r}"
+            return f"its name matches exclude, '{excluded}'"
         if self.patterns.include is not None:
             return "its name matches no pattern of include" if self.patterns.included_by(name) is None else None
         kind = kinds.kind_of(name, shape, self.names)

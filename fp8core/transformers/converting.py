@@ -1,6 +1,6 @@
 """Conversions of loaded models: of FP8 layers that transformers made itself, and of experts that it stacked."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -85,7 +85,7 @@ def convert_(model: Any) -> tuple[str, ...]:
         dtype = _dtype(model)
         for name in converted:
             model.get_submodule(name).compute_dtype = dtype
-        _take_over(model, unstacked)
+        _take_over(model, converted, unstacked)
     return tuple(converted)
 
 
@@ -256,12 +256,12 @@ def _made(
     return made
 
 
-def _take_over(model: Any, unstacked: set[str]) -> None:
+def _take_over(model: Any, layers: Sequence[str], unstacked: set[str]) -> None:
     """Give the model this library's quantizer, which saves the model in the format that it was loaded from."""
     known = getattr(model, "hf_quantizer", None)
     if known is not None:
         config = Fp8CoreConfig(source=known.quantization_config.to_dict())
-        model.hf_quantizer = Fp8CoreQuantizer(config, pre_quantized=True)
+        model.hf_quantizer = Fp8CoreQuantizer(config, layers, pre_quantized=True)
         model.config.quantization_config = config
         model.quantization_method = METHOD
     _keep_unstacked(model, unstacked, (OF_TRANSFORMERS,))

@@ -70,7 +70,8 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
     if quantized is None:
         return auto.from_pretrained(path, config=config, quantization_config=asked or Fp8CoreConfig(), **kwargs)
     if asked is not None:
-        method = quantized.get("source", quantized).get("quant_method", "FP8")
+        source = quantized.get("source", quantized) or {}  # None if only the weights show it
+        method = source.get("quant_method", "FP8")
         raise CheckpointError(f"quantization_config needs a checkpoint that is not quantized, got {method} in {path}")
     return auto.from_pretrained(path, config=config, **kwargs)
 

@@ -37,6 +37,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 
     Args:
         quantization_config: an `Fp8CoreConfig`.
+        layers: the names of the FP8 layers of a model that is loaded already.
         **kwargs: as for transformers' HfQuantizer.
 
     Examples:
@@ -48,15 +49,15 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     requires_calibration = False
     quantization_config: Fp8CoreConfig
 
-    def __init__(self, quantization_config: Fp8CoreConfig, **kwargs: Any) -> None:
+    def __init__(self, quantization_config: Fp8CoreConfig, layers: Iterable[str] = (), **kwargs: Any) -> None:
         # A copy: it will record how this model was quantized, and the caller may use the original for other models.
         super().__init__(copy.copy(quantization_config), **kwargs)
         self._unstacked: frozenset[str] = frozenset()
         """Source patterns of the converters that would stack experts which stay unstacked here."""
         self._chosen: dict[str, float | None] = {}
         """By name: the weights to quantize when they are loaded, with the static scales of these layers' inputs."""
-        self._loaded: tuple[str, ...] = ()
-        """The names of the FP8 layers that were loaded, which the saved configuration describes."""
+        self._layers = tuple(layers)
+        """The names of the FP8 layers, which the saved configuration describes."""
         self._bad: list[str] = []
         """The names of the loaded weights that are not finite."""
 
@@ -199,7 +200,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
         for name, layer in layers.items():
             complete(name, layer)
-        self._loaded = tuple(layers)
+        self._layers = tuple(layers)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, str]]:
@@ -209,7 +210,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             CheckpointError: a layer is no longer FP8, while the configuration to be saved says that it is.
         """
         modules = dict(model.named_modules())
-        for name in self._loaded:
+        for name in self._layers:
             if type(modules.get(name)) is nn.Linear:
                 raise CheckpointError(
                     f"save_pretrained needs {name} in FP8, as its configuration says, got a Linear of torch.nn: "

@@ -11,7 +11,7 @@ from transformers.integrations import compressed_tensors, fbgemm_fp8, finegraine
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
 from fp8core.errors import CheckpointError, DeviceError, LayoutError  # noqa: E402
-from fp8core.torch import Linear, calibrate, quantize_model_  # noqa: E402
+from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_  # noqa: E402
 from fp8core.transformers import Experts, convert_, from_pretrained, split_experts_  # noqa: E402
 from huggingface import cases  # noqa: E402
 from huggingface.cases import (  # noqa: E402
@@ -61,6 +61,10 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
         assert same(saved[name].to(stored.dtype), stored), name
     assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == "fp8"
     assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
+
+    dequantize_model_(model)
+    with pytest.raises(CheckpointError, match=r"needs model\.layers\.\S+ in FP8, .* its own dequantize"):
+        model.save_pretrained(tmp_path / "dequantized")
 
 
 def channelwise(n=48, k=64):

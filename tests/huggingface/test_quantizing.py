@@ -1,5 +1,7 @@
 """Models in bfloat16, quantized while they are loaded: the bytes of `fp8core quantize`, saved and loaded again."""
 
+import json
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -181,6 +183,11 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
     model = from_pretrained(tmp_path / "wide")
     model.save_pretrained(tmp_path / "fp8")
     with pytest.raises(CheckpointError, match="needs a checkpoint that is not quantized, got compressed-tensors"):
+        from_pretrained(tmp_path / "fp8", quantization_config=Fp8CoreConfig())
+    config = config_of(tmp_path / "fp8")
+    del config["quantization_config"]
+    (tmp_path / "fp8" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="needs a checkpoint that is not quantized, got FP8"):
         from_pretrained(tmp_path / "fp8", quantization_config=Fp8CoreConfig())
     with pytest.raises(CheckpointError, match="scheme needs one of channel, tensor, block, static, got 'row'"):
         Fp8CoreConfig(scheme="row")

@@ -98,6 +98,7 @@ def test_a_name_has_a_pattern_of_its_own():
             r"exclude needs patterns .*got 'q_proj', which matches none; '\*q_proj' matches 1, such as model",
         ),
         ("exclude", "re:self_attn", r"got 're:self_attn', which matches none; 're:\.\*self_attn' matches 3"),
+        ("exclude", r"re:.*\.gate\.", r"got 're:\.\*\\\.gate\\\.', which matches none"),
         ("include", "*.gate_prj", r"include needs patterns .* similar names are gate_proj"),
         ("exclude", "nothing_like_it_at_all", "which matches none$"),
     ],

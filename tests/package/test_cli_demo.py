@@ -228,6 +228,16 @@ def test_the_report_says_why_a_gpu_runs_each_kernel_in_columns():
     assert names[: len(told.verdicts)] == [verdict.kernel for verdict in told.verdicts]
 
 
+@pytest.mark.parametrize("width", [80, 10_000])
+def test_the_report_cuts_long_sentences_also_in_a_pipe(width):
+    report = demo.Report("channel", "", "", [demo.Sentence("ten chars " * 50, 3, 0.999)], [], 4, 1, {})
+    console = Console(width=width, record=True, file=io.StringIO())
+    demo.show(report, console)
+    lines = console.export_text().splitlines()
+    assert max(len(line.rstrip()) for line in lines) <= min(width, 130)
+    assert any(line.startswith("│ 0.99900") and " …" in line for line in lines)
+
+
 def test_a_plot_that_cannot_be_drawn_is_a_plain_message(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra demo)")
     layer = demo.Layer("encoder.layer.0.attention.self.query", (4, 4), "host + host", 0.01, 0.02)
