@@ -5,8 +5,10 @@ of other models and random variations of them, with random numbers of rows, odd 
 weights on both sides of where their layouts change. "few" has products of up to 64 rows alone, "many" of more, and
 "between" of as many as several kernels may be fastest for, "fifth" and "sixth" of any number. The halves "judge" of the
 lists that `BLIND` names are blind: nothing is fitted to them, and no rule is changed for one of their products. None of
-their weights is in another list. "large" has the large products of `python -m bench products models`, to be timed in
-long stretches. "odd" has few products, for the times of kernels that take what others do not.
+their weights is in another list but "narrow", to which only the costs of a split k are fitted. "large" has the large
+products of `python -m bench products models`, to be timed in long stretches. "narrow" has weights of few channels,
+whose tiles are fewer than multiprocessors. "odd" has few products, for the times of kernels that take what others do
+not.
 """
 
 import hashlib
@@ -85,6 +87,18 @@ SIXTH_SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "T5 XXL": ("10240x4096", "4096x10240"),
     "SDXL": ("10240x1280", "1920x640", "640x2560"),
 }
+NARROW_SHAPES: Final[dict[str, tuple[str, ...]]] = {
+    "DeepSeek-V3": ("576x7168", "1536x7168", "256x7168"),
+    "Kimi K2": ("384x7168", "576x7168"),
+    "Llama 8B / 8": ("768x4096", "1024x4096", "512x4096"),
+    "Llama 405B / 16": ("1152x16384", "6656x16384"),
+    "Qwen3 32B / 8": ("1280x5120", "2048x5120"),
+    "Qwen3 235B": ("128x4096", "1152x4096", "512x4096"),
+    "Qwen2.5 72B / 8": ("1280x8192", "3696x8192"),
+    "Gemma 3 27B / 8": ("1024x5376", "5376x2688"),
+    "gpt-oss 120B": ("128x2880", "640x2880"),
+}
+"""Weights of few channels: of keys and values, of routers, and of parts for several GPUs."""
 ROWS: Final = (
     *(1, 3, 8, 16, 24, 33, 48, 64, 72, 96, 128, 160, 200, 256, 300, 384),
     *(512, 768, 1000, 1024, 1536, 2048, 3000, 4096, 8192, 16384),
@@ -145,7 +159,10 @@ MANY: Final = Drawn("many", FEW.shapes, 1000, (*FEW.others, FEW), (65, 8192))
 BETWEEN: Final = Drawn("between", FEW.shapes, 1000, (*MANY.others, MANY), (12, 64), (1e6, 150e6))
 FIFTH: Final = Drawn("fifth", FEW.shapes, 3600, (*BETWEEN.others, BETWEEN), (4, 8192))
 SIXTH: Final = Drawn("sixth", SIXTH_SHAPES | FEW.shapes, 3600, (*FIFTH.others, FIFTH), (4, MOST_ROWS))
-DRAWN: Final = {made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW, MANY, BETWEEN, FIFTH, SIXTH)}
+NARROW: Final = Drawn("narrow", NARROW_SHAPES, 400, SIXTH.others, (65, 1024), (2e5, 40e6))
+DRAWN: Final = {
+    made.name: made for made in (FRESH, SECOND, THIRD, FOURTH, BORDER, FEW, MANY, BETWEEN, FIFTH, SIXTH, NARROW)
+}
 LISTS: Final = ("models", *DRAWN, "large", "odd")
 
 

@@ -195,7 +195,7 @@ def forget() -> None:
 
 def tile_of(row: Record) -> tiled_cost.Tile | None:
     """Return the tile of sm90_tiled that a record names, or None if there is none of that name."""
-    return next((tile for tile in tiled_cost.TILES if str(tile) == row.get("name")), None)
+    return next((tile for tile in (*tiled_cost.TILES, *tiled_cost.SPLIT_TILES) if str(tile) == row.get("name")), None)
 
 
 def work_of(record: Record) -> ordering.Work:

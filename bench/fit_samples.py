@@ -116,7 +116,7 @@ def _tiles(records: Iterable[Record], fall: float) -> Iterator[tuple[Record, Rec
     for record in records:
         for row, weight in rows_of(record, "sm90_tiled", fall):
             tile = tile_of(row)
-            if tile is not None and is_of_today(record, row):
+            if tile is not None and tile.split_k == 1 and is_of_today(record, row):
                 yield record, row, tile, weight
 
 

@@ -21,9 +21,10 @@ DEVICE TileOrigin dense_tile(int row_tiles) {
 // `disjoint`, because each result may be added to only once, are not moved.
 //
 // The blocks of a cluster have tiles of the same columns. A block for which there are no more rows makes the last rows'
-// tile once more, to the same bits.
-template <int rows, int columns, int row_group, bool disjoint = false, int cluster = 1>
+// tile once more, to the same bits. Or `split` consecutive blocks have the same tile.
+template <int rows, int columns, int row_group, bool disjoint = false, int cluster = 1, int split = 1>
 struct PersistentTiles {
+    static constexpr int together = cluster * split;  // consecutive blocks
     static_assert(cluster == 1 || !disjoint, "a cluster makes some tiles twice");
     int row_clusters, column_tiles, last_row, at;  // at counts clusters, too
 
@@ -31,12 +32,12 @@ struct PersistentTiles {
         : row_clusters((m + cluster * rows - 1) / (cluster * rows)),
           column_tiles((n + columns - 1) / columns),
           last_row(m > rows ? (disjoint ? m : (m - rows + 3) & ~3) : 0),
-          at((int)block_x() / cluster) {}
+          at((int)block_x() / together) {}
     DEVICE bool more() const { return at < row_clusters * column_tiles; }
-    DEVICE void next() { at += (int)grid_x() / cluster; }
+    DEVICE void next() { at += (int)grid_x() / together; }
     // How many tiles this block has left.
     DEVICE int count() const {
-        const int step = (int)grid_x() / cluster;
+        const int step = (int)grid_x() / together;
         return (row_clusters * column_tiles - at + step - 1) / step;
     }
     // This block's rank in its cluster.

@@ -97,7 +97,7 @@ def test_own_kernels_are_corrected_where_they_were_measured(m):
         assert 0.7 < corrected / formula < 1.4
         assert corrected != formula
         assert tiled_choice.fastest(p) == tiled_choice.by_cost(p)[0]
-        assert sorted(map(str, tiled_choice.by_cost(p))) == sorted(map(str, tiled_cost.tiles(p)))
+        assert sorted(map(str, tiled_choice.by_cost(p))) == sorted(map(str, tiled_cost.candidates(p)))
         if m <= 64:
             assert 0.7 < decode_cost.corrected_us(p, config_for) / decode_cost.us(p, config_for) < 1.4
     assert tiled_choice.least_us(p) == formula

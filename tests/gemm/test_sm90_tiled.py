@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8core.kernels.gemm.sm90 import tiled, tiled_choice, tiled_cost
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.sm90 import decode_config, tiled, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE
 from support.sm90_products import H200, SMALL, Case, problem
@@ -28,7 +29,7 @@ def test_the_chosen_tile_is_one_that_is_compiled(m, n, k, modes):
     for fast in (True, False):
         asked = scaled(m, n, k, modes, use_fast_accum=fast)
         chosen = tiled_choice.fastest(asked)
-        assert chosen in tiled_cost.tiles(asked)
+        assert chosen in tiled_cost.candidates(asked)
         assert tiled_cost.us(asked) == tiled_cost.us(asked, chosen) > 0
 
 
@@ -36,9 +37,9 @@ def test_the_chosen_tile_is_one_that_is_compiled(m, n, k, modes):
 @pytest.mark.parametrize("bias", ["", "float32"])
 @pytest.mark.parametrize("modes", MODES, ids="-".join)
 def test_a_layout_fits_into_shared_memory(modes, bias, out):
-    asked = scaled(300, 4096, 4096, modes, bias=bias, out=out)
+    asked = scaled(300, 64, 4096, modes, bias=bias, out=out)  # so few tiles that blocks may share any
     along_k = modes[0] == "group"
-    for tile in tiled_cost.tiles(asked):
+    for tile in tiled_cost.candidates(asked):
         layout = tiled.Layout.of(asked, tile)
         assert layout.stages >= 3, tile
         assert tile.columns * ITEMSIZE[out] % layout.piece_bytes == 0
@@ -47,7 +48,8 @@ def test_a_layout_fits_into_shared_memory(modes, bias, out):
         fixed = layout.stages * (4 * words + 16) + 4 * vectors + 32
         ring = layout.stages * tile.stage_bytes
         staging = tile.groups * layout.buffers * tiled.STAGED_ROWS * layout.piece_bytes
-        assert ring + staging + 1024 <= layout.dynamic_bytes
+        received = (tile.split_k - 1) * (tile.rows * tile.columns * 4 // tile.split_k)
+        assert ring + staging + received + 1024 <= layout.dynamic_bytes
         assert layout.dynamic_bytes + fixed <= H200.shared_bytes
 
 
@@ -86,13 +88,48 @@ def test_a_grid_is_of_whole_clusters_whose_blocks_all_have_tiles(monkeypatch, m,
 
     monkeypatch.setattr(tiled.jit, "prepare", prepare)
     asked = scaled(m, n, 1024, BLOCK, target=H200._replace(multiprocessors=multiprocessors))
-    for tile in tiled_cost.tiles(asked):
+    for tile in tiled_cost.candidates(asked):
         tiled.tiled(asked, tile)
         ((blocks, *rest), cluster) = launched.pop()
         assert rest == [1, 1]
-        assert blocks % cluster == 0 < blocks <= tile.tiles(m, n)
+        assert blocks % cluster == 0 < blocks <= tile.tiles(m, n) * tile.split_k
         assert blocks <= multiprocessors
-        assert cluster in (tile.cluster, 2)
+        assert cluster in (tile.cluster, 2) if tile.split_k == 1 else cluster == tile.split_k
+        assert tile.split_k == 1 or blocks == tile.tiles(m, n) * tile.split_k
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "fields", "split"),
+    [
+        (128, 576, 7168, {}, True),
+        (65, 256, 7168, {}, True),
+        (128, 1280, 8192, {}, True),
+        (64, 576, 7168, {}, False),  # few rows
+        (128, 576, 7168, {"beta": 1.0}, False),
+        (128, 576, 256, {}, False),  # no k to divide
+        (4096, 4096, 4096, {}, False),  # enough tiles
+        (512, 4096, 4096, {}, False),
+    ],
+)
+@pytest.mark.parametrize("modes", MODES, ids="-".join)
+def test_a_tile_is_shared_where_tiles_are_few_and_k_is_long(m, n, k, fields, split, modes):
+    asked = scaled(m, n, k, modes)._replace(**fields)
+    assert (tiled_choice.fastest(asked).split_k > 1) == split
+    for tile in tiled_cost.split_tiles(asked):
+        clusters = decode_config.clusters_at_once(asked.target)[tile.split_k]
+        assert tile.tiles(m, n) <= clusters, "all blocks run at a time"
+        assert tile.split_k * tiled_cost.LEAST_K_BLOCKS * 128 < k + 128
+
+
+@pytest.mark.parametrize("tile", tiled_cost.SPLIT_TILES, ids=str)
+def test_an_unsplit_product_has_the_blocks_of_a_split_one(tile):
+    for m, n, k in ((65, 576, 7168), (300, 300, 1040), (1000, 16, 20000)):
+        asked = scaled(m, n, k, CHANNEL)
+        alone, own = tiled_cost.unsplit(asked, tile), tile._replace(split_k=1)
+        assert own.tiles(m, alone.n) == tile.tiles(m, n) * tile.split_k
+        assert ceil_div(alone.k, 128) == ceil_div(ceil_div(k, 128), tile.split_k)
+        assert (alone.k - k) % 128 == 0, "rows cross cache lines alike"
+        assert tiled_cost.us(asked, tile) > tiled_cost.us(alone, own)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +191,21 @@ def test_every_tile_at_ragged_extents(tile, modes):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("modes", [BLOCK, GROUP, CHANNEL], ids="-".join)
+@pytest.mark.parametrize("tile", tiled_cost.SPLIT_TILES, ids=str)
+def test_blocks_that_share_a_tile(tile, modes):
+    """Rows of no, some and all warps; parts of k of equal and of different sizes; the same bits each time."""
+    for m, n, k in ((65, 8, 512), (77, 1001, 656), (300, 200, 4240), (130, 75, 1296)):
+        case = Tiled(m, n, k, modes, gap=16 * (m % 2), seed=m)
+        if tile._replace(split_k=1) not in tiled_cost.tiles(case.problem):
+            pytest.skip("this tile's sums and scales together are more than the registers hold")
+        case.tile = tile
+        case.check()
+        first = case.run()
+        assert all(bool((case.run() == first).all()) for _ in range(5))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("tile", tiled_cost.TILES, ids=str)
 def test_scales_of_many_k_blocks_that_tma_loads(tile):
     """Of one to five chunks of 32 k-blocks, for one tile of a block and for several."""
@@ -179,12 +231,15 @@ def test_any_dtype_of_operands_bias_and_result(out, bias, a, b):
 @pytest.mark.parametrize("out", ["float8_e4m3fn", "float8_e5m2"])
 @pytest.mark.parametrize(("n", "columns"), [(520, 256), (528, 192), (333, 160), (1040, 128), (100, 96)])
 @pytest.mark.parametrize("modes", [BLOCK, CHANNEL], ids="-".join)
-def test_codes_and_the_largest_value_are_those_of_the_float32_result(modes, n, columns, out):
+@pytest.mark.parametrize("split_k", [1, 4])
+def test_codes_and_the_largest_value_are_those_of_the_float32_result(split_k, modes, n, columns, out):
+    if 128 * columns > tiled_cost.MOST_SPLIT and split_k > 1:
+        pytest.skip("this tile is not shared")
     import ml_dtypes
     import numpy as np
 
     case = Tiled(200, n, 640, modes, out="float32", bias="float32", seed=n)
-    case.tile = tiled_cost.Tile(128, columns)
+    case.tile = tiled_cost.Tile(128, columns, split_k=split_k)
     values = case.run().view(np.float32)[:, :n].get()
     cp, scale = case.cp, np.float32(np.abs(values).max() / 300)  # some are above the largest e4m3
     case.problem = case.problem._replace(out=out, out_scale=True, amax=True)
@@ -220,6 +275,7 @@ def test_without_fast_accumulation_a_long_sum_has_the_error_of_fp32():
     errors = {}
     for fast in (True, False):
         case = Tiled(130, 264, 53248, CHANNEL, out="float32", fast=fast, seed=1)
+        case.tile = tiled_cost.Tile(64, 64)  # in one sum: the parts of a split k are shorter
         got = case.run().view(cp.float32)[:, : case.n].astype(cp.float64)
         errors[fast] = float(cp.linalg.norm(got - case.want) / cp.linalg.norm(case.want))
     assert errors[False] < 1e-3 < errors[True]
@@ -236,21 +292,30 @@ def test_extreme_scales(span, modes):
 @pytest.mark.parametrize("modes", [BLOCK, GROUP, CHANNEL], ids="-".join)
 @pytest.mark.parametrize(("m", "n", "k"), [(512, 6144, 4096), (96, 8192, 8192), (1000, 7168, 2048)])
 def test_equal_inputs_give_equal_bits_by_any_tile(m, n, k, modes):
+    """By any that divides k alike: the sums of a split k are in another order, which no tile changes."""
     case = Tiled(m, n, k, modes, seed=2)
     case.check()
-    first = case.run()
-    for tile in tiled_cost.tiles(case.problem):
-        case.tile = tile
-        assert bool((case.run() == first).all()), tile
+    alone = tiled_cost.tiles(case.problem)
+    shared = [tile for tile in tiled_cost.SPLIT_TILES if tile._replace(split_k=1) in alone]
+    for split_k in (1, *tiled_cost.SPLITS):
+        case.tile = tiled_cost.Tile(128, 128, split_k=split_k)
+        first = case.run()
+        for tile in (*alone, *shared):
+            if tile.split_k == split_k:
+                case.tile = tile
+                assert bool((case.run() == first).all()), tile
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("modes", [BLOCK, CHANNEL], ids="-".join)
 def test_equal_rows_have_equal_bits_in_any_batch(modes):
+    """By tiles that blocks do not share: the sums of a split k are in another order."""
     case = Tiled(1000, 1160, 2048, modes, seed=2)
+    case.tile = tiled_cost.Tile(128, 128)
     full = case.run()
     for m in (1, 65, 128, 129, 300, 999):
         case.problem, case.m = case.problem._replace(m=m), m
+        case.tile = next(tile for tile in tiled_choice.by_cost(case.problem) if tile.split_k == 1)
         assert bool((case.run() == full[:m]).all()), m
 
 
@@ -290,7 +355,7 @@ def test_it_competes_by_its_estimate(m, fields):
     asked = asked._replace(ldo=fields.get("ldo", asked.n), lda=asked.k, ldb=asked.k)
     assert ROW.refusal(asked) is None
     assert ROW.reservation(asked) is None
-    assert ROW.us(asked) == min(tiled_cost.us(asked, tile) for tile in tiled_cost.tiles(asked)) > 0
+    assert ROW.us(asked) == min(tiled_cost.us(asked, tile) for tile in tiled_cost.candidates(asked)) > 0
     assert ROW.name in [choice.kernel for choice in SCALED_MM.candidates(asked)]
 
 

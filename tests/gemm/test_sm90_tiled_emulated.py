@@ -2,7 +2,7 @@
 
 import pytest
 
-from fp8core.kernels.gemm.sm90.tiled_cost import TILES, Tile
+from fp8core.kernels.gemm.sm90.tiled_cost import SPLITS, TILES, Tile
 from support.emulation import EmulationError, Schedule
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.hopper import SCHEDULES, launching, tiled_text
@@ -61,6 +61,34 @@ def test_ends_scales_and_clusters_under_any_schedule(launch, product):
 @pytest.mark.parametrize(
     "product",
     [
+        TiledProduct(Tile(64, 64, split_k=4), (100, 150, 1040), out="float32"),
+        TiledProduct(Tile(64, 64, split_k=2), (70, 77, 1168), gap=3, offset=6, activation="gelu"),
+        TiledProduct(Tile(128, 128, split_k=4), (150, 200, 1680), scales="promoted", amax=True, early=True),
+        TiledProduct(Tile(64, 32, split_k=2), (70, 61, 513), out="float8_e4m3fn", gap=3, amax=True),
+        TiledProduct(Tile(128, 96, split_k=2), (130, 203, 400), scales="block", bias=""),
+        TiledProduct(Tile(64, 96, split_k=4), (66, 200, 5200), scales="block", scale_tiles=False, activation="silu"),
+        TiledProduct(Tile(64, 64, split_k=2), (66, 100, 4500), scales="block", bias="", early=True),
+        TiledProduct(Tile(128, 64, split_k=4), (150, 139, 1300), out="float16", scales="group", gap=1, offset=2),
+    ],
+    ids=lambda product: f"{product.tile}-{product.scales}-{product.out}",
+)
+def test_a_split_k_under_any_schedule(launch, product):
+    """Each block completes the rows of one or two warps of a warpgroup, of which some or all are past the last row."""
+    for schedule in SCHEDULES[::2]:
+        launch(product._replace(multiprocessors=132), schedule)
+
+
+@pytest.mark.parametrize("split_k", SPLITS)
+@pytest.mark.parametrize("scales", ["chain", "block"])
+def test_equal_rows_have_equal_bits_whichever_block_completes_them(launch, scales, split_k):
+    """Rows that two tiles have are written twice, so else a result could change from run to run."""
+    product = TiledProduct(Tile(64, 64, split_k=split_k), (100, 77, 1300), 132, scales, "float32", alike=True)
+    launch(product, SCHEDULES[0])
+
+
+@pytest.mark.parametrize(
+    "product",
+    [
         TiledProduct(Tile(64, 64), (70, 130, 96), out="float32", gap=1, offset=4, beta=1.0),
         TiledProduct(Tile(64, 32), (70, 61, 96), out="float32", gap=2, offset=12),
         TiledProduct(Tile(64, 96), (130, 203, 96), gap=3, offset=6, beta=-0.5),
@@ -91,6 +119,7 @@ RING = TiledProduct(Tile(128, 128, pingpong=True), (300, 336, 1168), multiproces
 BLOCKS = TiledProduct(Tile(128, 128), (300, 336, 1296), multiprocessors=1, scales="block", bias="")
 WITHOUT_THE_LAST_RELEASES = (r"if constexpr \(shared\)\s*for [^;]*; [^;]*; [^;]*;", "")
 CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessors=2, bias="")
+SHARED = TiledProduct(Tile(64, 64, split_k=4), (100, 150, 1040), multiprocessors=132)
 
 
 @pytest.mark.parametrize(
@@ -113,12 +142,12 @@ CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessor
         ),
         (
             "no fence between threads' writes and TMA",
-            [(r"accesses_fence\(\);\s*threads_sync", "threads_sync")],
+            [(r"accesses_fence\(\);\s*together", "together")],
             *(RING, SCHEDULES[0], "no fence.proxy.async stands between"),
         ),
         (
             "a buffer is written while TMA reads it",
-            [(r"if \(warp == 0 && lane == 0\) stores_read<C::buffers / many - 1>\(\);", "")],
+            [(r"if \(leads\(\)\) stores_read<C::buffers / many - 1>\(\);", "")],
             *(RING, SCHEDULES[1], "that a store of TMA of thread .* still reads"),
         ),
         (
@@ -140,6 +169,16 @@ CLUSTER = TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessor
             "a lane fills a stage that others still wait for",
             [(r"__syncwarp\(\);  // else the stage could be filled", "// ")],
             *(BLOCKS, ONE_AFTER_ANOTHER, "completes two phases while thread 7"),
+        ),
+        (
+            "a block adds sums of others that have not arrived",
+            [(r"barrier_wait\(full, 0\);", "")],
+            *(SHARED, SCHEDULES[1], "which nobody wrote"),
+        ),
+        (
+            "two blocks store their sums in one place",
+            [(r"const int place = \(from \^ to\) - 1;", "const int place = 0;")],
+            *(SHARED, SCHEDULES[0], "copies over what another thread wrote"),
         ),
         (
             "a block ends while another one signals to it",

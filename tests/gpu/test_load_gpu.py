@@ -147,6 +147,9 @@ CALLS = {
     "row-16x15104x1024": (product, "row", 16, 15104, 1024),
     "row-64x8704x2048": (product, "row", 64, 8704, 2048),
     "block-16x8704x4096": (product, "block", 16, 8704, 4096),
+    # on an H200: tiles that two or four blocks share
+    "row-128x576x7168": (product, "row", 128, 576, 7168),
+    "block-100x512x4096": (product, "block", 100, 512, 4096),
     "linear-channel-1x4096x4096": (linear, "channel", 1, 4096, 4096),
     "linear-channel-64x2112x7168": (linear, "channel", 64, 2112, 7168),
     "linear-tensor-16x2112x7168": (linear, "tensor", 16, 2112, 7168),

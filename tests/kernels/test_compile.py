@@ -27,7 +27,7 @@ REGISTERS = {
     "generic_mma": 256,
     "realign_codes": 48,
     "copy_rows": 48,
-    "sm90_tiled": 248,
+    "sm90_tiled": 255,
     "sm90_decode": 168,
     "sm90_decode_rows": 232,
     "sm89_decode": 248,
@@ -44,9 +44,10 @@ REGISTERS = {
     "gfx9_decode": 64,
 }
 """The most registers of a thread, by entry: what is above would cost blocks in flight. (A block of sm90_tiled has a
-multiprocessor to itself, generic_mma holds its tile in registers, sm90_decode_rows three sets of 64 rows x 128 channels in a warpgroup, generic_decode and sm89_decode their
-results, of up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again,
-quantize_rowwise up to eight vectors of 8, as fnuz codes of a 128x128 block.)"""
+multiprocessor to itself, so its threads may have all that there are, generic_mma holds its tile in registers,
+sm90_decode_rows three sets of 64 rows x 128 channels in a warpgroup, generic_decode and sm89_decode their results, of
+up to 64 tokens x 32 channels, quantize_tensorwise what it will not read again, quantize_rowwise up to eight vectors of
+8, as fnuz codes of a 128x128 block.)"""
 MAY_SPILL: tuple[str, ...] = ()
 """Entries that may keep something in local memory."""
 REGISTERS_OF_A_BLOCK = {"cuda": 65536, "hip": 4 * 512 * 64}
@@ -150,7 +151,7 @@ def name(target: Target) -> str:
 @pytest.mark.parametrize("target", TARGETS, ids=name)
 def test_kernels_compile_and_stay_in_registers(target, operation, binaries):
     kernels = binaries(target, operation)
-    assert kernels or operation in ("tiles", "layouts", "linear"), "no row of the table is able"
+    assert kernels or operation in ("tiles", "split tiles", "layouts", "linear"), "no row of the table is able"
     for use, binary in kernels:
         assert binary.registers <= most_registers(use), f"{use}: {binary.registers} registers"
         granted = -(-binary.registers // 8) * 8 * -(-use.threads // target.warp) * target.warp

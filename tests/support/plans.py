@@ -9,7 +9,7 @@ from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED, tiled
-from fp8core.kernels.gemm.sm90.tiled_cost import tiles
+from fp8core.kernels.gemm.sm90.tiled_cost import SPLIT_TILES, tiles
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
@@ -111,6 +111,17 @@ def by_tiles(target: Target) -> Iterator[Plan]:
                 yield partial(tiled, problem, tile)
 
 
+def by_split_tiles(target: Target) -> Iterator[Plan]:
+    """Yield a plan for every tile that several blocks share, each for another problem."""
+    if target.arch != 90:
+        return
+    some = [p for p in scaled_mm(target) if p.m == 300 and not p.beta and SM90_TILED.refusal(p) is None]
+    for number, tile in enumerate(SPLIT_TILES):
+        able = [p for p in some if tile._replace(split_k=1) in tiles(p)]
+        for problem in (able[number % len(able)], able[-1 - number % len(able)]):
+            yield partial(tiled, problem, tile)
+
+
 def by_layouts(target: Target) -> Iterator[Plan]:
     """Yield plans of sm90_decode_unaligned alone, in layouts of each kind."""
     for problem in unaligned(target):
@@ -129,6 +140,7 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "expand": of_table(EXPAND, expand),
     "scaled_mm": of_table(SCALED_MM, scaled_mm),
     "tiles": by_tiles,
+    "split tiles": by_split_tiles,
     "layouts": by_layouts,
     "linear": of_table(LINEAR, linear),
     "arrange_scales": arrange,

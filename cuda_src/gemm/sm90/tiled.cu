@@ -6,10 +6,10 @@
 // turns (tiled_sequence.cuh).
 //
 // Pipeline: TMA fills a ring of STAGES k-blocks. Scales that change along k are applied to every k-block, in fp32: a
-// consumer scales and adds (promotes) its products while its next ones, or the other consumer's, are multiplied. Sums
-// follow the order of k, so equal rows get equal bits in any tile and any batch. Results are staged in shared memory
-// and stored by TMA, for which the next tile's epilogue waits. A consumer with two slices stores one while the other,
-// or the first of the next tile, is multiplied.
+// consumer scales and adds (promotes) its products while its next ones, or the other consumer's, are multiplied. Unless
+// k is split, sums follow its order, so equal rows get equal bits in any tile and any batch. Results are staged in
+// shared memory and stored by TMA, for which the next tile's epilogue waits. A consumer with two slices stores one
+// while the other, or the first of the next tile, is multiplied.
 //
 // Constants, -DFP8_<name>:
 //   GROUPS, M_SLICES         1 or 2
@@ -25,15 +25,18 @@
 //   STORE_TILES              whether TMA stores the result
 //   BUFFERS                  staging buffers of a consumer
 //   CLUSTER                  blocks whose tiles have the same channels, and which multicast loads of the weight
+//   SPLIT_K                  1; or 2 or 4 blocks, one cluster, that share a tile and its k (tiled_split.cuh)
 //
 // The caller owes: tensor maps of uint8, zero fill out of bounds, boxes of COLUMNS / CLUSTER rows (weight) and of a
 // tile's rows, at most m rounded up to 8 (a), x 128 columns, 128-byte swizzle; a map of the scales of a, as words,
-// boxes of one row x a tile's rows; a map of out, as bytes, boxes of 64 rows x piece_bytes, swizzled by piece_bytes; a
-// grid of whole clusters, whose blocks all have tiles; scale strides in elements, 0 where broadcast; 0 in amax before
-// the launch; dynamic shared memory of STAGES * (weight_bytes + a_bytes) + the buffers + 1,024. With `prefetch_weight`
-// the weight, its scales and the bias may be read before the preceding kernel has ended; otherwise dependents start
-// only after the wait, as in sm90_decode.
+// boxes of one row x a tile's rows; a map of out, as bytes, boxes of 64 rows (16 if k is split) x piece_bytes, swizzled
+// by piece_bytes; a grid of whole clusters, whose blocks all have tiles (if k is split, one each and at least one
+// k-block); scale strides in elements, 0 where broadcast; 0 in amax before the launch; dynamic shared memory of STAGES
+// * (weight_bytes + a_bytes) + the buffers + SplitSums::bytes + 1,024. With `prefetch_weight` the weight, its scales
+// and the bias may be read before the preceding kernel has ended; otherwise dependents start only after the wait, as in
+// sm90_decode.
 #include "tiled_math.cuh"
+#include "tiled_split.cuh"
 #include "tiled_store.cuh"
 
 // The constants of compilation. Only this struct reads the -D names.
@@ -44,7 +47,7 @@ struct Config {
                          amax = FP8_AMAX;
     static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
     static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
-    static constexpr int cluster = FP8_CLUSTER;
+    static constexpr int cluster = FP8_CLUSTER, split_k = FP8_SPLIT_K;
 };
 using C = TiledLayout<Config>;
 
@@ -60,7 +63,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks, int prefetch_weight,
                const float* out_scale, float* amax, float beta) {
     extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4 + (C::accumulates ? C::groups : 0)];
+    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4 + (C::accumulates ? C::groups : 0)],
+        split_barrier;
     __shared__ alignas(128) float stage_scales[C::stages][C::stage_scales];
     __shared__ alignas(8) float vectors[2][C::vectors];
     __shared__ TileOrigin origins[2];
@@ -74,6 +78,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
     const PipelineBarriers<2> vector_pipeline = {shared_address(vector_barriers)};
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
+
+    const KPart<C> part(k_blocks);
 
     // Computes the divisions of the first tile before the waits, not after them.
     const C::Tiles tiles(m, n);
@@ -99,8 +105,9 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             barrier_init_fence();
         }
     }
+    if (C::split_k > 1 && warp == 3) tx_barrier_open(&split_barrier, SplitSums<C>::bytes);
     if (warp < 2) find_first();
-    if constexpr (C::cluster > 1) {  // until all blocks have initialized their barriers
+    if constexpr (C::cluster * C::split_k > 1) {  // until all blocks have initialized their barriers
         cluster_arrive();
         cluster_wait();
     } else {
@@ -115,15 +122,16 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
         if (warp == 0 && !prefetch_weight) grid_dependency_launch();
         if (warp == 0 && elected())
             load_tiles<C, C::weight_bytes, true>(
-                &weight_map, ring, nullptr, 0, pipeline, tiles, first, k_blocks, C::columns,
+                &weight_map, ring, nullptr, 0, pipeline, tiles, first, part, C::columns,
                 m <= FEW_ROWS && 2 * m < k_blocks * BLOCK_K ? EVICT_FIRST : EVICT_NORMAL);
         if (warp == 1 && elected())
             load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
-                                             first, k_blocks, min_int(C::rows, (m + 7) & ~7), EVICT_NORMAL);
+                                             first, part, min_int(C::rows, (m + 7) & ~7), EVICT_NORMAL);
         if (warp > 1) {
-            const ScaleGrid of_a = {scale_a, scale_a_row, scale_a_k}, of_b = {scale_b, scale_b_row, scale_b_k};
+            const ScaleGrid of_a = {scale_a + part.first * scale_a_k, scale_a_row, scale_a_k},
+                            of_b = {scale_b + part.first * scale_b_k, scale_b_row, scale_b_k};
             load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, &scale_map, of_a, of_b, epilogue,
-                           tiles, first, m, n, k_blocks, (int)threadIdx.x - 64);
+                           tiles, first, m, n, part, (int)threadIdx.x - 64);
         }
         return;
     }
@@ -141,7 +149,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     TileSequence<C> sequence(group, tiles.count());
     Ring<C::stages> at(0);
     Ring<2> vectors_at(C::pingpong ? group : 0);
-    if (C::pingpong && group == 1) at.skip(k_blocks);
+    if (C::pingpong && group == 1) at.skip(part.count);
     const auto make_tile = [&](auto rotation) {
         TileOrigin origin = {};
         const auto await_vectors = [&] {
@@ -159,6 +167,11 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             constexpr int chosen = decltype(of)::value, pieces = C::pieces;
             constexpr int from = chosen == WHOLE ? 0 : chosen, end = chosen == WHOLE ? C::m_slices : chosen + 1;
             if constexpr (!early && from == 0) await_vectors();
+            if constexpr (C::split_k > 1) {
+                const unsigned buffer = staging + C::groups * (C::buffers * C::buffer_bytes);
+                const SplitSums<C> split = {part.rank, group, warp % 4, lane, buffer, shared_address(&split_barrier)};
+                if (!split.reduce(math.sums[0])) return;
+            }
             [[maybe_unused]] float scales_a[C::m_slices][2];
             if constexpr (!C::along_k)
 #pragma unroll
@@ -180,7 +193,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             const int first_row = origin.row + math.slice_row(0);
             store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
         };
-        math.template run<decltype(rotation)::value>(at, k_blocks, origin, sequence, store_slice);
+        math.template run<decltype(rotation)::value>(at, part.count, origin, sequence, store_slice);
         if (!sequence.any()) return false;
         __syncwarp();
         if (lane == 0) vector_pipeline.release(vectors_at);
@@ -193,5 +206,5 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
            (C::rotations < 3 || make_tile(Constant<2 % C::rotations>())));
     wgmma_wait<0>();  // products issued after the last tile
     if constexpr (C::amax) publish_amax(largest, amax);
-    if (C::store_tiles && threadIdx.x % 128 == 0) stores_read<0>();
+    if (C::store_tiles && store.leads()) stores_read<0>();
 }

@@ -57,9 +57,10 @@ struct TiledLayout : Config {
     static constexpr bool has_vectors = !along_k || Config::bias_type >= 0;
     static constexpr int vectors = has_vectors ? (along_k ? 0 : rows + Config::columns) + Config::columns : 1;
     static constexpr int channel_scales_at = rows, bias_at = along_k ? 0 : rows + Config::columns;
-    // Registers of a thread: together as many as a multiprocessor has. Loading scales one by one takes more than 40.
-    static constexpr bool many_scales = along_k && !Config::scale_tiles;
-    static constexpr int loader_registers = many_scales ? 56 : 40, math_registers = many_scales ? 224 : 232;
+    // Registers of a thread: together as many as a multiprocessor has. Loading scales one by one, or those of a part of
+    // k, takes more than 40.
+    static constexpr bool loads_more = along_k && (!Config::scale_tiles || Config::split_k > 1);
+    static constexpr int loader_registers = loads_more ? 56 : 40, math_registers = loads_more ? 224 : 232;
 
     // The results of a slice are staged in pieces of piece_bytes per row, which is a swizzle width of TMA.
     static constexpr int element_bytes = Config::out_type == FLOAT32 ? 4 : Config::out_type > BFLOAT16 ? 1 : 2;
@@ -69,9 +70,24 @@ struct TiledLayout : Config {
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "BUFFERS must divide the pieces of a tile");
     static_assert(row_bytes % 32 == 0, "whole pieces of a row");
-    using Tiles = PersistentTiles<rows, Config::columns, 32 / (rows / 64), Config::accumulates, Config::cluster>;
+    using Tiles =
+        PersistentTiles<rows, Config::columns, 32 / (rows / 64), Config::accumulates, Config::cluster, Config::split_k>;
     static_assert(!Config::pingpong || (Config::groups == 2 && Config::cluster == 1 && !promoted),
                   "ping-pong: two warpgroups, chains of sums, no clusters");
+    static_assert(Config::split_k == 1 ||
+                      (Config::m_slices == 1 && !Config::pingpong && Config::cluster == 1 && !Config::accumulates),
+                  "split: one slice, no other clusters, and a result that is not added to");
+};
+
+// A block's part of the k-blocks of its tiles: all, unless k is split.
+template <class C>
+struct KPart {
+    int rank, first, count;
+
+    DEVICE explicit KPart(int all)
+        : rank(C::split_k > 1 ? (int)block_x() % C::split_k : 0),
+          first(all * rank / C::split_k),
+          count(all * (rank + 1) / C::split_k - first) {}
 };
 
 // Called by one thread: loads the scales of a tile's rows for a k-block.
@@ -84,9 +100,9 @@ DEVICE void load_scale_tile(const TensorMap* map, unsigned stage_scales, const P
 // The same for all k-blocks of a tile, by a thread that does nothing else.
 template <class C>
 DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const PipelineBarriers<C::stages>& pipeline,
-                             Ring<C::stages>& at, int row, int k_blocks) {
+                             Ring<C::stages>& at, int row, const KPart<C>& k) {
 #pragma unroll 1
-    for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+    for (int k_block = k.first; k_block < k.first + k.count; ++k_block, at.advance(1)) {
         pipeline.wait_empty(at);
         load_scale_tile<C>(map, stage_scales, pipeline, at, row, k_block);
     }
@@ -104,12 +120,12 @@ DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int 
 // Called by one thread: loads the tiles of one operand, ``rows`` rows into each stage of ``bytes``. With those of a it
 // also loads their scales if TMA does that, or, with separate_scale_thread, only expects their bytes. The blocks of a
 // cluster each load a part of the weight's rows, and multicast it to all of them. Peers release a block's stages by
-// arriving at its barriers: the block may exit only when it has seen the last release of every stage. (A relaxed barrier
-// of the cluster would not do: it may overtake the arrivals.)
+// arriving at its barriers: the block may exit only when it has seen the last release of every stage. (A relaxed
+// barrier of the cluster would not do: it may overtake the arrivals.)
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
-                       int k_blocks, int rows, word64 policy) {
+                       const KPart<C>& k, int rows, word64 policy) {
     constexpr bool scales = !of_weight && C::scale_tiles, shared = of_weight && C::cluster > 1;
     const int part = shared ? rows / C::cluster * tiles.rank() : 0;
     ring += part * BLOCK_K;
@@ -118,9 +134,10 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
     for (; tiles.more(); tiles.next(), origin = tiles.origin(), full_at = -1) {
         const int row = (of_weight ? origin.column : origin.row) + part;
 #pragma unroll 1
-        for (int k_block = 0; k_block < k_blocks; ++k_block, at.advance(1)) {
+        for (int i = 0; i < k.count; ++i, at.advance(1)) {
+            const int k_block = k.first + i;
             if constexpr (of_weight)
-                if (k_block == full_at) prefetch_ahead<C>(map, k_block, k_blocks, row, pipeline.empty(at));
+                if (i == full_at) prefetch_ahead<C>(map, k_block, k.first + k.count, row, pipeline.empty(at));
             pipeline.wait_empty(at);
             const unsigned full = pipeline.full(at), to = ring + at.stage * bytes;
             barrier_expect(full, rows * BLOCK_K + (scales ? 4 * C::rows : 0));
@@ -233,12 +250,12 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
                         TileOrigin (&origins)[2], const PipelineBarriers<C::stages>& pipeline,
                         const PipelineBarriers<2>& vector_pipeline, const TensorMap* scale_map, const ScaleGrid& of_a,
                         const ScaleGrid& of_b, const Epilogue<C::out_type, C::bias_type>& epilogue,
-                        typename C::Tiles tiles, TileOrigin origin, int m, int n, int k_blocks, int thread) {
+                        typename C::Tiles tiles, TileOrigin origin, int m, int n, const KPart<C>& k, int thread) {
     Ring<2> vectors_at(0);
     Ring<C::stages> at(0);
     if constexpr (C::scale_tiles) {
         if (thread < 32) {
-            WeightScales<C> weight_scales(of_b, origin, n, k_blocks, thread);
+            WeightScales<C> weight_scales(of_b, origin, n, k.count, thread);
             while (tiles.more()) {
                 load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n,
                                 thread);
@@ -258,9 +275,9 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
         __syncwarp();
         if constexpr (C::scale_tiles) {
             if (C::separate_scale_thread && elected())
-                load_scale_tiles<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k_blocks);
+                load_scale_tiles<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k);
         } else if constexpr (C::along_k) {
-            load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k_blocks, thread);
+            load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k.count, thread);
         }
     }
     if (C::along_k && !C::scale_tiles) cp_async_wait_all();

@@ -255,6 +255,13 @@ struct TileStore {
         }
     }
 
+    // With a split k each warp stores its rows by itself, as the others of its warpgroup may belong to other blocks.
+    DEVICE bool leads() const { return lane == 0 && (C::split_k > 1 || warp == 0); }
+    DEVICE void together() const {
+        if constexpr (C::split_k > 1) __syncwarp();
+        else threads_sync(barrier, 128);
+    }
+
     // Stores pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on,
     // in rounds of as many pieces as there are buffers. The next round with the same buffers, which may be of another
     // tile, waits for the stores of a round. A kernel that accumulates stores all pieces in one call, and has called
@@ -283,8 +290,8 @@ struct TileStore {
                     __syncwarp();
                 }
             } else if (C::store_tiles) {
-                if (warp == 0 && lane == 0) stores_read<C::buffers / many - 1>();
-                threads_sync(barrier, 128);
+                if (leads()) stores_read<C::buffers / many - 1>();
+                together();
             }
 #pragma unroll
             for (int i = 0; i < many; ++i) {
@@ -293,7 +300,7 @@ struct TileStore {
             }
             if (C::store_tiles) {
                 accesses_fence();
-                threads_sync(barrier, 128);
+                together();
             } else {
                 __syncwarp();
             }
@@ -302,12 +309,13 @@ struct TileStore {
                 const int row = first_row + (round + i) / C::pieces * slice_step;
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
                 const unsigned buffer = buffer_of(round + i);
+                const int below = C::split_k > 1 ? warp * 16 : 0;
                 if (!C::store_tiles) store_rows(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
-                else if (warp == 0 && lane == 0 && row < m && column < n)
-                    tile_store(map, buffer, column * C::element_bytes, row);
+                else if (leads() && row + below < m && column < n)
+                    tile_store(map, buffer + below * C::piece_bytes, column * C::element_bytes, row + below);
             }
             if (!C::store_tiles) __syncwarp();
-            else if (warp == 0 && lane == 0) stores_commit();
+            else if (leads()) stores_commit();
         }
     }
 };

@@ -35,11 +35,15 @@ class TiledProduct(NamedTuple):
     """Whether the weight may be read before the previous kernel has ended."""
     scale_tiles: bool = True
     """Whether TMA may load 1x128 scales of a."""
+    alike: bool = False
+    """Whether all rows of a are the same: then those of the result have the same bits."""
 
     def check(self, memory: Memory) -> None:
         """Launch on arrays of ``memory``, and assert that every error is within that of the dtype and of fp32 sums."""
         (m, n, k), (random, k_blocks) = self.shape, (np.random.default_rng(7), -(-self.shape[2] // 128))
         codes_a, codes_b = codes(m, k, E4M3FN, 0), codes(n, k, E4M3FN, 1)
+        if self.alike:
+            codes_a = codes_a[:1].repeat(m, 0)
         along_k = self.scales in ("block", "group")
         rows_b = -(-n // 128) if self.scales == "block" else n
 
@@ -48,6 +52,8 @@ class TiledProduct(NamedTuple):
 
         columns = (k_blocks + 3) // 4 * 4 if along_k and self.scale_tiles else k_blocks
         scale_a = draw(columns if along_k else 1, m)  # k first
+        if self.alike:
+            scale_a[:, 1:] = scale_a[:, :1]
         scale_b = draw(rows_b, k_blocks if along_k else 1)
         wide_a = np.repeat(scale_a.T[:, : k_blocks if along_k else 1], 128 if along_k else k, 1)[:, :k]
         wide_b = np.repeat(np.repeat(scale_b, 128 if self.scales == "block" else 1, 0)[:n], 128 if along_k else k, 1)[
@@ -79,3 +85,4 @@ class TiledProduct(NamedTuple):
         tiled.tiled(problem, self.tile)(0, *pointers)
         ending = {"activation": self.activation, "beta": self.beta, "amax": self.amax}
         result.check((codes_a, codes_b), (wide_a, wide_b), addend, **ending)
+        assert not self.alike or (result.out.values == result.out.values[0]).all()

@@ -30,6 +30,8 @@ from fp8core.table import Kernel, Requirement
 SCALES: Final[dict[Scales, int]] = {"chain": 0, "promoted": 1, "block": 2, "group": 3}
 STAGED_ROWS: Final = 64
 """Rows of the result in a staging buffer of a warpgroup."""
+WARP_ROWS: Final = 16
+"""Those of a warp, which stores them by itself if k is split."""
 
 
 class TiledArgs(NamedTuple):
@@ -64,7 +66,8 @@ class Layout(NamedTuple):
         piece = staged_piece(tile, ITEMSIZE[problem.out])
         words = tile.rows + (tile.columns if scales == "group" else 32) if along_k else 1
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
-        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224
+        received = 4 * tile.rows * tile.columns * (tile.split_k - 1) // tile.split_k  # sums of other blocks
+        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224 - received
         pieces = tile.m_slices * row_bytes // piece
         stores_wait = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
         least = PINGPONG_STAGES - stores_wait if tile.pingpong else LEAST_STAGES
@@ -73,7 +76,7 @@ class Layout(NamedTuple):
             stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
             if stages >= least:
                 break
-        return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 1024)
+        return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + received + 1024)
 
 
 LEAST_STAGES: Final = 3
@@ -90,11 +93,13 @@ def loads_scale_tiles(problem: ScaledMm) -> bool:
 
 
 def launch_cluster(problem: ScaledMm, tile: Tile) -> int:
-    """Return the cluster size of a launch: the blocks that multicast to each other, or two if each has several tiles.
+    """Return the cluster size of a launch: blocks that share a tile or multicast, or two if each has several tiles.
 
     The blocks of a cluster run on neighbouring multiprocessors. Two consecutive blocks have tiles of the same channels,
     which neighbours read at less cost (experiments/2026-11-neighbours).
     """
+    if tile.split_k > 1:
+        return tile.split_k
     several = tile.tiles(problem.m, problem.n) > problem.target.multiprocessors and problem.m > tile.rows
     return 2 if tile.cluster == 1 and several and scales_of(problem) == "block" else tile.cluster
 
@@ -130,6 +135,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             "FP8_STORE_TILES": int(result_tiles),
             "FP8_BUFFERS": layout.buffers,
             "FP8_CLUSTER": tile.cluster,
+            "FP8_SPLIT_K": tile.split_k,
         },
         TiledArgs,
         block=128 * (1 + tile.groups),
@@ -139,14 +145,16 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     )
     most = max(1, problem.target.multiprocessors // cluster) * cluster
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
-    multiply = launcher.bind_args((min(tile.tiles(problem.m, problem.n), most), 1, 1), numbers)
+    blocks = tile.tiles(problem.m, problem.n) * tile.split_k
+    multiply = launcher.bind_args((blocks if tile.split_k > 1 else min(blocks, most), 1, 1), numbers)
     # A box has no more rows than a, rounded up to 8: TMA takes longer to fill rows with zeros than to load them.
     a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, round_up(problem.m, 8)))
     b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
     out_maps: Maps = NO_MAPS
     scale_maps: Maps = {0: bytes(128)}
     if result_tiles:
-        out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, STAGED_ROWS, layout.piece_bytes)
+        rows = WARP_ROWS if tile.split_k > 1 else STAGED_ROWS
+        out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, rows, layout.piece_bytes)
     if scale_tiles:
         scale_stride = 4 * problem.scale_a_strides[1]
         scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, scale_stride, 1, tile.rows)

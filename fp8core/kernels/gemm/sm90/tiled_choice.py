@@ -8,7 +8,7 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
-from fp8core.kernels.gemm.sm90.tiled_cost import LOADED_ROWS, PIECE, Tile, tiles, us
+from fp8core.kernels.gemm.sm90.tiled_cost import LOADED_ROWS, PIECE, Tile, candidates, split_us, unsplit, us
 from fp8core.problem import ITEMSIZE, ScaledMm
 
 KERNEL: Final = "sm90_tiled"
@@ -105,7 +105,10 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
 
 
 def corrected_us(problem: ScaledMm, tile: Tile, estimate: float, gpu: str) -> float:
-    """Return the estimate of a tile, corrected by the measurements on a model of GPU."""
+    """Return the estimate of a tile, corrected by the measurements on a model of GPU: with a split k, of `unsplit`."""
+    if tile.split_k > 1:
+        apart, alone = unsplit(problem, tile), tile._replace(split_k=1)
+        return split_us(problem, tile, corrected_us(apart, alone, us(apart, alone), gpu))
     return estimate * corrections.factor(KERNEL, features(problem, tile, estimate), Features._fields, gpu)
 
 
@@ -116,7 +119,7 @@ NEAR: Final = 1.2
 @lru_cache(8192)
 def by_formula(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
     """Return the tiles that a product can have, with their estimates by the formula alone, the fastest first."""
-    return tuple(sorted(((us(problem, tile), tile) for tile in tiles(problem)), key=lambda one: one[0]))
+    return tuple(sorted(((us(problem, tile), tile) for tile in candidates(problem)), key=lambda one: one[0]))
 
 
 @lru_cache(8192)

@@ -8,7 +8,7 @@ from typing import Final, Literal, NamedTuple
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.scales import WITHIN, is_along_k
-from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
+from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, clusters_at_once
 from fp8core.problem import ITEMSIZE, Activation, ScaledMm, Target
 
 Scales = Literal["chain", "promoted", "block", "group"]
@@ -28,10 +28,12 @@ class Tile(NamedTuple):
     """Tiles of a cluster: they have the same channels, and their blocks multicast loads of the weight."""
     pingpong: bool = False
     """Whether two consumer warpgroups make whole tiles by turns: one multiplies while the other stores."""
+    split_k: int = 1
+    """Blocks of a cluster that share a tile, each with a part of k; then no cluster has two tiles."""
 
     def __str__(self) -> str:
         own = "-pingpong" if self.pingpong else f"/{self.cluster}" if self.cluster > 1 else ""
-        return f"{self.rows}x{self.columns}{own}"
+        return f"{self.rows}x{self.columns}{own}" + (f"-split{self.split_k}" if self.split_k > 1 else "")
 
     @property
     def groups(self) -> int:
@@ -129,6 +131,14 @@ HOT_US: Final = 126
 """Time of k-blocks after which half of that fraction applies."""
 WHOLE_WAVES: Final = 1.009
 """Share of the time that grows with whole waves; the rest grows with tiles."""
+SPLIT_FACTORS: Final[dict[Scales, float]] = {"chain": 1.13, "promoted": 1.13, "block": 1.1, "group": 1.31}
+"""Factors on the time of a split k, beside that of as many tiles with as many k-blocks."""
+SPLIT_US: Final = {2: -0.233, 4: 0.128}
+"""Time that a product takes more, by the number of blocks that share a tile."""
+EXCHANGE_US: Final = 7.84e-5
+"""Time of a block per sum that it gets from others. `python -m bench.split_costs` fits the three, to an H100."""
+LEAST_K_BLOCKS: Final = 2
+"""Of a block, where several share a tile."""
 
 
 class Cost(NamedTuple):
@@ -165,6 +175,17 @@ COSTS: Final[dict[Tile, Cost]] = {
 }
 TILES: Final = tuple(COSTS)
 """The tiles that kernels are compiled for; of equally fast ones the first is chosen."""
+SPLITS: Final = (2, 4)
+"""Blocks that can share a tile: each completes the rows of whole warps."""
+MOST_SPLIT: Final = 128 * 192
+"""Results of such a tile: beside the sums that blocks get, shared memory has room for three stages of it."""
+SPLIT_TILES: Final = tuple(
+    tile._replace(split_k=split_k)
+    for tile in TILES
+    if tile.m_slices == tile.cluster == 1 and not tile.pingpong and tile.rows * tile.columns <= MOST_SPLIT
+    for split_k in SPLITS
+)
+"""The tiles that several blocks make together."""
 
 
 FITTED: Final = (
@@ -210,11 +231,49 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     )
 
 
+def split_tiles(problem: ScaledMm) -> tuple[Tile, ...]:
+    """Return the tiles that several blocks can make together: those of which all blocks run at a time.
+
+    There are none for few rows, which sm90_decode multiplies with a split k, too.
+    """
+    if problem.m <= FEW_ROWS or problem.beta:
+        return ()
+    at_once, k_blocks = clusters_at_once(problem.target), ceil_div(problem.k, BLOCK_K)
+    alone = set(tiles(problem))
+    return tuple(
+        tile
+        for tile in SPLIT_TILES
+        if tile._replace(split_k=1) in alone
+        and tile.tiles(problem.m, problem.n) <= at_once[tile.split_k]
+        and k_blocks >= LEAST_K_BLOCKS * tile.split_k
+    )
+
+
+def candidates(problem: ScaledMm) -> tuple[Tile, ...]:
+    """Return all tiles that a product can have."""
+    return (*tiles(problem), *split_tiles(problem))
+
+
+def unsplit(problem: ScaledMm, tile: Tile) -> ScaledMm:
+    """Return the product with as many tiles, and as many k-blocks for each, as the blocks of a split k have."""
+    n = ceil_div(problem.n, tile.columns) * tile.columns * tile.split_k
+    k = ceil_div(ceil_div(problem.k, BLOCK_K), tile.split_k) * BLOCK_K - -problem.k % BLOCK_K
+    return problem._replace(n=n, k=k)
+
+
+def split_us(problem: ScaledMm, tile: Tile, unsplit_us: float) -> float:
+    """Return the microseconds of a split k, given those of `unsplit`."""
+    received = tile.rows * tile.columns * (tile.split_k - 1) / tile.split_k
+    return SPLIT_FACTORS[scales_of(problem)] * unsplit_us + SPLIT_US[tile.split_k] + EXCHANGE_US * received
+
+
 def us(problem: ScaledMm, tile: Tile | None = None) -> float:
     """Return the estimated microseconds of ``problem``, by the fastest tile if none is given."""
     p = problem
     if tile is None:
-        return min(us(p, each) for each in tiles(p))
+        return min(us(p, each) for each in candidates(p))
+    if tile.split_k > 1:
+        return split_us(p, tile, us(unsplit(p, tile), tile._replace(split_k=1)))
     cost, results, waves = COSTS[tile], tile.rows * tile.columns, max(1, tile.waves(p.m, p.n, p.target))
     share = tile.tiles(p.m, p.n) / p.target.multiprocessors
     rows = tile.columns / tile.cluster + min(tile.rows, ceil_div(p.m, LOADED_ROWS) * LOADED_ROWS)
