@@ -10,17 +10,20 @@ numbers of the source, with those found, and by the fastest tile. No GPU is need
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Final, NamedTuple
 
 import numpy as np
 from scipy.optimize import least_squares
 
-from bench.choice_records import Record, on, problem_of, read, tile_of
+from bench.choice_records import Record, problem_of, read, tile_of
+from bench.fit_samples import mean_us
+from bench.unaligned_layouts import summary
 from fp8core.kernels.gemm.sm90 import tiled_choice, tiled_cost
-from fp8core.kernels.gemm.sm90.tiled_cost import Tile, scales_of
+from fp8core.kernels.gemm.sm90.tiled_cost import Tile
+from fp8core.problem import ScaledMm
 
 RUNS: Final = Path(__file__).resolve().parent.parent / "docs" / "results" / "split"
 ERROR: Final = 0.05
@@ -33,7 +36,7 @@ SCALES: Final = "chain", "block"
 class Timed(NamedTuple):
     """A tile of a product."""
 
-    scales: str
+    problem: ScaledMm
     tile: Tile
     unsplit_us: float
     """The estimate for as many tiles of as little k, or of the tile itself if k is not split."""
@@ -50,26 +53,39 @@ def current() -> list[float]:
     return [*factors, *shares, 1e6 * tiled_cost.EXCHANGE_US]
 
 
+@contextmanager
+def using(costs: Costs) -> Iterator[None]:
+    """Put costs in the place of the source's within the block."""
+    source = vars(tiled_cost)
+    kept = {name: source[name] for name in ("SPLIT_FACTORS", "SPLIT_US", "EXCHANGE_US")}
+    shares = costs[len(SCALES) : -1]
+    source["SPLIT_FACTORS"] = dict(zip(SCALES, costs, strict=False))
+    source["SPLIT_US"] = dict(zip(tiled_cost.SPLITS, shares, strict=True))
+    source["EXCHANGE_US"] = costs[-1] / 1e6
+    try:
+        yield
+    finally:
+        source.update(kept)
+
+
 def estimate(one: Timed, costs: Costs) -> float:
     """Return the microseconds of a tile by some costs."""
     if one.tile.split_k == 1:
         return one.unsplit_us
-    received = one.tile.rows * one.tile.columns * (one.tile.split_k - 1) / one.tile.split_k
-    share = costs[len(SCALES) + tiled_cost.SPLITS.index(one.tile.split_k)]
-    return costs[SCALES.index(one.scales)] * one.unsplit_us + share + costs[-1] * received / 1e6
+    with using(costs):
+        return tiled_cost.split_us(one.problem, one.tile, one.unsplit_us)
 
 
 def tiles_of(record: Record) -> list[Timed]:
     """Return the tiles of a record."""
     found, p = list[Timed](), problem_of(record)
-    with on(record["device"]):
-        for row in record["rows"]:
-            tile = tile_of(row) if row["kernel"] == "sm90_tiled" else None
-            if tile is None:
-                continue
-            apart, alone = (p, tile) if tile.split_k == 1 else (tiled_cost.unsplit(p, tile), tile._replace(split_k=1))
-            us = tiled_choice.corrected_us(apart, alone, tiled_cost.us(apart, alone), record["device"])
-            found.append(Timed(scales_of(p), tile, us, sum(row["us"]) / len(row["us"])))
+    for row in record["rows"]:
+        tile = tile_of(row) if row["kernel"] == "sm90_tiled" else None
+        if tile is None:
+            continue
+        apart, alone = (p, tile) if tile.split_k == 1 else (tiled_cost.unsplit(p, tile), tile._replace(split_k=1))
+        us = tiled_choice.corrected_us(apart, alone, tiled_cost.us(apart, alone), record["device"])
+        found.append(Timed(p, tile, us, mean_us(row)))
     return found
 
 
@@ -86,11 +102,7 @@ def fitted(timed: Iterable[Timed]) -> list[float]:
 
 def losses(pairs: Iterable[tuple[Record, list[Timed]]], us: Callable[[Timed], float]) -> list[float]:
     """Return by how much the tile for which ``us`` is least exceeds the fastest candidate, in ascending order."""
-    return sorted(
-        min(tiles, key=us).us / min(sum(row["us"]) / len(row["us"]) for row in record["rows"])
-        for record, tiles in pairs
-        if tiles
-    )
+    return sorted(min(tiles, key=us).us / min(map(mean_us, record["rows"])) for record, tiles in pairs if tiles)
 
 
 def main() -> None:
@@ -108,9 +120,7 @@ def main() -> None:
         "fastest tile": lambda one: one.us,
     }
     for way, us in ways.items():
-        each = losses((pair for pair in pairs if pair[0]["half"] == "judge"), us)
-        tenth = each[len(each) * 9 // 10]
-        print(f"{way}: {len(each)} products, mean {geometric_mean(each):.3f}, 9 of 10 {tenth:.3f}, most {each[-1]:.3f}")
+        print(summary(way, losses((pair for pair in pairs if pair[0]["half"] == "judge"), us)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import math
 import random
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from os import cpu_count
@@ -153,10 +153,13 @@ def report(records: Iterable[Record]) -> Iterator[str]:
     for side, loss in losses(records):
         found[side].append(loss)
     for side, each in sorted(found.items()):
-        each.sort()
-        mean, tenth = geometric_mean(each), each[len(each) * 9 // 10]
-        of = f"N {side}" if side else f"more than {MOST_ROWS} rows"
-        yield f"{of}: {len(each)} products, mean {mean:.3f}, nine of ten {tenth:.3f}, most {each[-1]:.3f}"
+        yield summary(f"N {side}" if side else f"more than {MOST_ROWS} rows", sorted(each))
+
+
+def summary(of: str, each: Sequence[float]) -> str:
+    """Return a line about ratios of products, which are in ascending order."""
+    mean, tenth = geometric_mean(each), each[len(each) * 9 // 10]
+    return f"{of}: {len(each)} products, mean {mean:.3f}, nine of ten {tenth:.3f}, most {each[-1]:.3f}"
 
 
 class Sample(NamedTuple):
