@@ -144,8 +144,7 @@ def estimate(record: Record, row: Record) -> float | None:
         tile = tile_of(row)
         if tile is None:
             return None
-        p = problem_of(record)
-        return tiled_choice.corrected_us(p, tile, tiled_cost.us(p, tile), record["device"])
+        return tiled_choice.corrected_us(problem_of(record), tile, record["device"])
     if row["kernel"] == "cublaslt_pad_m":
         return padded_us(record, row)
     if row["kernel"] not in ("cublaslt", "cublaslt_relayout"):

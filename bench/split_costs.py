@@ -84,7 +84,7 @@ def tiles_of(record: Record) -> list[Timed]:
         if tile is None:
             continue
         apart, alone = (p, tile) if tile.split_k == 1 else (tiled_cost.unsplit(p, tile), tile._replace(split_k=1))
-        us = tiled_choice.corrected_us(apart, alone, tiled_cost.us(apart, alone), record["device"])
+        us = tiled_choice.corrected_us(apart, alone, record["device"])
         found.append(Timed(p, tile, us, mean_us(row)))
     return found
 

@@ -50,23 +50,29 @@ struct PersistentTiles {
     }
 };
 
+// A block's part of the k-blocks of its tiles, of which `ranks` consecutive blocks have a part each.
+struct KPart {
+    int first, count;
+
+    DEVICE KPart(int all, int rank, int ranks) : first(all * rank / ranks), count(all * (rank + 1) / ranks - first) {}
+};
+
 // Split k, persistent: `ranks` consecutive blocks share a tile, each with a part of its k-blocks, and take every
 // (grid_x() / ranks)-th tile. The iterator gives a block's k-blocks in the order in which they pass through its rings.
 struct KBlockIterator {
-    int tile, k_block, left;                   // the position
-    int first_k_block, k_blocks, tiles, step;  // the block's part of k; all tiles; the step between its tiles
+    KPart part;
+    int tile, k_block, left;  // the position
+    int tiles, step;          // all tiles; the step between the block's tiles
 
-    DEVICE KBlockIterator(int all_tiles, int all_k_blocks, int rank, int ranks) {
-        first_k_block = all_k_blocks * rank / ranks;
-        k_blocks = all_k_blocks * (rank + 1) / ranks - first_k_block;
+    DEVICE KBlockIterator(int all_tiles, int all_k_blocks, int rank, int ranks) : part(all_k_blocks, rank, ranks) {
         tiles = all_tiles;
         step = (int)grid_x() / ranks;
         tile = (int)block_x() / ranks;
         begin();
     }
     DEVICE void begin() {
-        left = k_blocks;
-        k_block = first_k_block;
+        left = part.count;
+        k_block = part.first;
     }
     DEVICE bool more() const { return tile < tiles; }
     DEVICE void next() {

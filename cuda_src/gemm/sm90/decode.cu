@@ -155,8 +155,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             at.next.advance(C::k_warpgroups);
         };
 #endif
-        LooseRows<C::consumers, C::width, ALIGNS_A ? C::a_rows : 1> loose(rows_of_x, k_iter.first_k_block,
-                                                                          k_iter.k_blocks);
+        LooseRows<C::consumers, C::width, ALIGNS_A ? C::a_rows : 1> loose(rows_of_x, k_iter.part.first,
+                                                                          k_iter.part.count);
         if (iteration == 0) {
             if constexpr (ALIGNS_A) loose.begin();
             grid_dependency_wait();
@@ -167,8 +167,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 if constexpr (ALIGNS_A) loose.request(C::blockwise ? nullptr : scale_a, scale_a_row);
                 else
                     quantize_rows<C::consumers, C::a_rows, C::a_vectors, C::width, C::a_input, C::a_type, C::a_mode>(
-                        a_tiles, row_scales, rows_of_x, k_iter.first_k_block * (BLOCK_K / 8),
-                        k_iter.k_blocks * (BLOCK_K / 8), scale_a, scale_a_row, upper);
+                        a_tiles, row_scales, rows_of_x, k_iter.part.first * (BLOCK_K / 8),
+                        k_iter.part.count * (BLOCK_K / 8), scale_a, scale_a_row, upper);
                 if (C::prefetch_k_blocks && threadIdx.x == 0) barrier_arrive(block.a_requested);
             } else if (!C::blockwise && threadIdx.x < C::width) {
                 row_scale = scale_a[min((int)threadIdx.x, m - 1) * scale_a_row];
@@ -177,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
 #if FP8_PHASES
         // The first k-block of the weight is loaded while codes of a are in flight, where the registers hold both.
         constexpr bool weight_first = ALIGNS_A && C::ctas_per_sm < 3;
-        if (weight_first && next_k_block < k_iter.k_blocks) load(w[0]);
+        if (weight_first && next_k_block < k_iter.part.count) load(w[0]);
         if constexpr (ALIGNS_A)
             if (iteration == 0) loose.store(dynamic + (block.a_ring - shared_address(dynamic)), row_scales);
 #endif
@@ -218,10 +218,10 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
         // Whether the weight's next k-block is loaded and aligned during a product: where the registers hold both.
         constexpr int ahead_width = C::residues > 1 && C::ctas_per_sm > 1 ? 16 : 32;
         constexpr bool ahead = !C::blockwise || (C::width <= ahead_width && C::ctas_per_sm < 3);
-        if (next_k_block < k_iter.k_blocks) {
+        if (next_k_block < k_iter.part.count) {
             if (!weight_first) load(w[0]);
 #pragma unroll 1
-            for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
+            for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.part.count;
                  next_k_block += 2 * C::k_warpgroups) {
                 issue_mma(products[0], w[0]);
                 if (ahead) load(w[1]);
@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
                 if (!ahead) load(w[0]);
             }
             issue_mma(products[0], w[0]);
-            if (next_k_block < k_iter.k_blocks) {
+            if (next_k_block < k_iter.part.count) {
                 next_k_block += C::k_warpgroups;
                 if (ahead) load(w[1]);
                 promote(products[0], true);
@@ -243,20 +243,20 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             promote(products[0], true);
         }
 #else
-        if (next_k_block < k_iter.k_blocks) {
+        if (next_k_block < k_iter.part.count) {
             // Two k-blocks per iteration: issue, issue the next, promote the first. If the loop contains its own
             // prologue and epilogue, or is in a function of its own, the compiler serializes the products (C7517).
             typename C::Tile::Weight w;
             issue_mma(products[0], w);
 #pragma unroll 1
-            for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.k_blocks;
+            for (next_k_block += C::k_warpgroups; next_k_block + C::k_warpgroups < k_iter.part.count;
                  next_k_block += 2 * C::k_warpgroups) {
                 issue_mma(products[1], w);
                 promote(products[0], false);
                 issue_mma(products[0], w);
                 promote(products[1], false);
             }
-            if (next_k_block < k_iter.k_blocks) {
+            if (next_k_block < k_iter.part.count) {
                 next_k_block += C::k_warpgroups;
                 issue_mma(products[1], w);
                 promote(products[0], false);
@@ -266,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, C::ctas_per_sm) sm90_de
             }
         }
 #endif
-        next_k_block -= k_iter.k_blocks;
+        next_k_block -= k_iter.part.count;
         if (!ADDENDS_EARLY) load_addends();
 
         if (iteration == 0) {

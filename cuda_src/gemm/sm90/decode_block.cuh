@@ -82,7 +82,7 @@ struct RingPositions {
     DEVICE RingPositions(const KBlockIterator& k_iter, int k_warpgroup)
         : next(k_warpgroup), oldest(k_warpgroup), a_next(k_warpgroup), a_oldest(k_warpgroup), a_resident(k_warpgroup) {
         const int iterations = (k_iter.tiles - k_iter.tile + k_iter.step - 1) / k_iter.step;
-        a_releases = iterations * k_iter.k_blocks - C::a_stages - k_warpgroup;
+        a_releases = iterations * k_iter.part.count - C::a_stages - k_warpgroup;
     }
 
     // Called by a warp when the products of the oldest k-block are complete: releases its stages, except those of rows

@@ -184,11 +184,11 @@ DEVICE void load_scales(StageScales<C>& stage_scales, const PipelineBarriers<C::
             from[i] = place < C::width ? of_a.scales + min(place, m - 1) * of_a.row
                                        : of_b.scales + channel / C::scale_rows * of_b.row;
             step[i] = place < C::width ? of_a.col : of_b.col;
-            from[i] += k_iter.first_k_block * step[i];
+            from[i] += k_iter.part.first * step[i];
         }
         if (!waited) grid_dependency_wait();
         waited = true;
-        for (int left = k_iter.k_blocks; left > 0; --left, at.advance(1)) {
+        for (int left = k_iter.part.count; left > 0; --left, at.advance(1)) {
             pipeline.wait_empty(at);
 #pragma unroll
             for (int i = 0; i < words; ++i) {

@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             }
         };
         // As in decode.cu: a loop that contains its own prologue and epilogue has its products serialized.
-        int left = k_iter.k_blocks - 1;
+        int left = k_iter.part.count - 1;
         issue_mma(products[0]);
 #pragma unroll 1
         for (; left > 1; left -= 2) {

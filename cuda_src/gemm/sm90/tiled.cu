@@ -79,7 +79,8 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     const PipelineBarriers<2> vector_pipeline = {shared_address(vector_barriers)};
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
 
-    const KPart<C> part(k_blocks);
+    const int rank = C::split_k > 1 ? (int)block_x() % C::split_k : 0;  // among the blocks that share a tile
+    const KPart part(k_blocks, rank, C::split_k);
 
     // Computes the divisions of the first tile before the waits, not after them.
     const C::Tiles tiles(m, n);
@@ -141,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
     const int group = warp / 4 - 1;
     TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, C::pingpong ? 0 : group, warp % 4, lane};
     TileStore<C> store = {
-        &out_map, out, ldo, m, n, warp / 4, warp % 4, lane, staging + group * (C::buffers * C::buffer_bytes)};
+        &out_map, {out, ldo, m, n, lane}, warp / 4, warp % 4, staging + group * (C::buffers * C::buffer_bytes)};
     if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);
     const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
     epilogue = {bias, out_scale};  // the preceding kernel may have written out_scale
@@ -169,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
             if constexpr (!early && from == 0) await_vectors();
             if constexpr (C::split_k > 1) {
                 const unsigned buffer = staging + C::groups * (C::buffers * C::buffer_bytes);
-                const SplitSums<C> split = {part.rank, group, warp % 4, lane, buffer, shared_address(&split_barrier)};
+                const SplitSums<C> split = {rank, group, warp % 4, lane, buffer, shared_address(&split_barrier)};
                 if (!split.reduce(math.sums[0])) return;
             }
             [[maybe_unused]] float scales_a[C::m_slices][2];

@@ -79,17 +79,6 @@ struct TiledLayout : Config {
                   "split: one slice, no other clusters, and a result that is not added to");
 };
 
-// A block's part of the k-blocks of its tiles: all, unless k is split.
-template <class C>
-struct KPart {
-    int rank, first, count;
-
-    DEVICE explicit KPart(int all)
-        : rank(C::split_k > 1 ? (int)block_x() % C::split_k : 0),
-          first(all * rank / C::split_k),
-          count(all * (rank + 1) / C::split_k - first) {}
-};
-
 // Called by one thread: loads the scales of a tile's rows for a k-block.
 template <class C>
 DEVICE void load_scale_tile(const TensorMap* map, unsigned stage_scales, const PipelineBarriers<C::stages>& pipeline,
@@ -100,7 +89,7 @@ DEVICE void load_scale_tile(const TensorMap* map, unsigned stage_scales, const P
 // The same for all k-blocks of a tile, by a thread that does nothing else.
 template <class C>
 DEVICE void load_scale_tiles(const TensorMap* map, unsigned stage_scales, const PipelineBarriers<C::stages>& pipeline,
-                             Ring<C::stages>& at, int row, const KPart<C>& k) {
+                             Ring<C::stages>& at, int row, const KPart& k) {
 #pragma unroll 1
     for (int k_block = k.first; k_block < k.first + k.count; ++k_block, at.advance(1)) {
         pipeline.wait_empty(at);
@@ -125,7 +114,7 @@ DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int 
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
-                       const KPart<C>& k, int rows, word64 policy) {
+                       const KPart& k, int rows, word64 policy) {
     constexpr bool scales = !of_weight && C::scale_tiles, shared = of_weight && C::cluster > 1;
     const int part = shared ? rows / C::cluster * tiles.rank() : 0;
     ring += part * BLOCK_K;
@@ -250,7 +239,7 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
                         TileOrigin (&origins)[2], const PipelineBarriers<C::stages>& pipeline,
                         const PipelineBarriers<2>& vector_pipeline, const TensorMap* scale_map, const ScaleGrid& of_a,
                         const ScaleGrid& of_b, const Epilogue<C::out_type, C::bias_type>& epilogue,
-                        typename C::Tiles tiles, TileOrigin origin, int m, int n, const KPart<C>& k, int thread) {
+                        typename C::Tiles tiles, TileOrigin origin, int m, int n, const KPart& k, int thread) {
     Ring<2> vectors_at(0);
     Ring<C::stages> at(0);
     if constexpr (C::scale_tiles) {

@@ -3,6 +3,7 @@
 // in pairs of ranks, (0 + 1) + (2 + 3). Whichever block adds gets the same bits, so equal rows have equal bits in any
 // place of a tile: those that two tiles have, too.
 #pragma once
+#include "../../ptx/shared.cuh"
 #include "tiled_layout.cuh"
 
 // Adds up a warp's sums of a tile.
@@ -23,12 +24,8 @@ struct SplitSums {
         return buffer + ((place * C::groups + group) * own_warps + warp % own_warps) * warp_bytes + lane * 16;
     }
     DEVICE float4 received(int from, int packet) const {
-        float4 sums;
-        asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                     : "=f"(sums.x), "=f"(sums.y), "=f"(sums.z), "=f"(sums.w)
-                     : "r"(slot(from, rank) + packet * 512)
-                     : "memory");
-        return sums;
+        const Vector16 sums = shared_load16(slot(from, rank) + packet * 512);
+        return make_float4(float_of(sums.x), float_of(sums.y), float_of(sums.z), float_of(sums.w));
     }
     // Returns whether this block completes the warp's rows; then `sums` are those of all blocks.
     DEVICE bool reduce(float (&sums)[C::sums]) const {

@@ -66,8 +66,7 @@ class Layout(NamedTuple):
         piece = staged_piece(tile, ITEMSIZE[problem.out])
         words = tile.rows + (tile.columns if scales == "group" else 32) if along_k else 1
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
-        received = 4 * tile.rows * tile.columns * (tile.split_k - 1) // tile.split_k  # sums of other blocks
-        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224 - received
+        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224 - 4 * tile.received
         pieces = tile.m_slices * row_bytes // piece
         stores_wait = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
         least = PINGPONG_STAGES - stores_wait if tile.pingpong else LEAST_STAGES
@@ -76,7 +75,7 @@ class Layout(NamedTuple):
             stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
             if stages >= least:
                 break
-        return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + received + 1024)
+        return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 4 * tile.received + 1024)
 
 
 LEAST_STAGES: Final = 3

@@ -104,11 +104,11 @@ def features(p: ScaledMm, tile: Tile, estimate: float) -> Features:
     )
 
 
-def corrected_us(problem: ScaledMm, tile: Tile, estimate: float, gpu: str) -> float:
+def corrected_us(problem: ScaledMm, tile: Tile, gpu: str) -> float:
     """Return the estimate of a tile, corrected by the measurements on a model of GPU: with a split k, of `unsplit`."""
     if tile.split_k > 1:
-        apart, alone = unsplit(problem, tile), tile._replace(split_k=1)
-        return split_us(problem, tile, corrected_us(apart, alone, us(apart, alone), gpu))
+        return split_us(problem, tile, corrected_us(unsplit(problem, tile), tile._replace(split_k=1), gpu))
+    estimate = us(problem, tile)
     return estimate * corrections.factor(KERNEL, features(problem, tile, estimate), Features._fields, gpu)
 
 
@@ -129,7 +129,7 @@ def ranking(problem: ScaledMm) -> tuple[tuple[float, Tile], ...]:
     gpu = corrections.gpu_of(problem.target)
     if gpu is not None and problem.m and problem.n and problem.k:
         most = NEAR * found[0][0]
-        near = [(corrected_us(problem, tile, estimate, gpu), tile) for estimate, tile in found if estimate <= most]
+        near = [(corrected_us(problem, tile, gpu), tile) for estimate, tile in found if estimate <= most]
         found = (*sorted(near, key=lambda one: one[0]), *found[len(near) :])
     return found
 

@@ -50,6 +50,11 @@ class Tile(NamedTuple):
         """Bytes of a k-block of both operands."""
         return (self.rows + self.columns) * BLOCK_K
 
+    @property
+    def received(self) -> int:
+        """Return how many sums a block gets from the others that share the tile."""
+        return self.rows * self.columns * (self.split_k - 1) // self.split_k
+
     def tiles(self, m: int, n: int) -> int:
         """Return the tiles of a result, counting those twice that clusters make twice."""
         return ceil_div(m, self.rows * self.cluster) * self.cluster * ceil_div(n, self.columns)
@@ -263,8 +268,7 @@ def unsplit(problem: ScaledMm, tile: Tile) -> ScaledMm:
 
 def split_us(problem: ScaledMm, tile: Tile, unsplit_us: float) -> float:
     """Return the microseconds of a split k, given those of `unsplit`."""
-    received = tile.rows * tile.columns * (tile.split_k - 1) / tile.split_k
-    return SPLIT_FACTORS[scales_of(problem)] * unsplit_us + SPLIT_US[tile.split_k] + EXCHANGE_US * received
+    return SPLIT_FACTORS[scales_of(problem)] * unsplit_us + SPLIT_US[tile.split_k] + EXCHANGE_US * tile.received
 
 
 def us(problem: ScaledMm, tile: Tile | None = None) -> float:
