@@ -161,6 +161,7 @@ class _Keeper:
         self._beginning: dict[Callable[[], Callable[[], bool]], list[_Item]] = {}
         self._stuck: list[object] = []
         self._ordinal: int | None = None
+        self._relaxed = False
 
     def add(self, item: _Item) -> None:
         if item.begin is not None:
@@ -187,6 +188,7 @@ class _Keeper:
         for begin in [begin for begin in self._beginning if begin not in self._kept]:
             items = self._beginning.pop(begin)
             try:
+                self._relax()
                 passed = begin()
             except Exception as error:  # noqa: BLE001 - whatever it is, the memory may be in use
                 self._stick(items, error)
@@ -214,12 +216,17 @@ class _Keeper:
         )
 
     def _use(self, ordinal: int | None) -> None:
-        """Make a device current, in the relaxed capture mode: queries would otherwise invalidate others' captures."""
+        """Make a device current."""
         if ordinal is not None and ordinal != self._ordinal:
-            if self._ordinal is None:
-                capture.exchange(capture.RELAXED)
+            self._relax()
             device.make_current(ordinal)
             self._ordinal = ordinal
+
+    def _relax(self) -> None:
+        """Enter the relaxed capture mode: operations and queries would otherwise invalidate others' captures."""
+        if not self._relaxed and device.count():
+            capture.exchange(capture.RELAXED)
+            self._relaxed = True
 
 
 def _run(inbox: queue.SimpleQueue[Any], keeper: _Keeper) -> None:

@@ -6,6 +6,8 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import pytest
+
 from fp8core.runtime import capture, device, releases, streams
 from support.releases import SECONDS, Owner, Stream, _freed, kept, owners  # noqa: F401
 
@@ -120,12 +122,54 @@ def test_what_cannot_be_asked_about_is_kept_and_the_thread_goes_on(kept, caplog)
 
 def test_the_thread_asks_on_the_device_and_does_not_disturb_captures(kept, monkeypatch):
     seen = []
+    monkeypatch.setattr(device, "count", lambda: 2)
     monkeypatch.setattr(capture, "exchange", lambda mode: seen.append(("mode", mode)))
     monkeypatch.setattr(device, "make_current", lambda ordinal: seen.append(("device", ordinal)))
     for ordinal in (1, 1, 0):
         kept.add(None, lambda: True, ordinal)
         assert kept.wait(SECONDS)
     assert seen == [("mode", 2), ("device", 1), ("device", 0)]
+
+
+def test_an_operation_begins_where_it_does_not_disturb_captures(kept, monkeypatch):
+    seen = []
+    monkeypatch.setattr(device, "count", lambda: 1)
+    monkeypatch.setattr(capture, "exchange", lambda mode: seen.append(mode))
+
+    def begin():
+        seen.append("begin")
+        return lambda: True
+
+    for _ in range(2):
+        kept.after(None, begin)
+        assert kept.wait(SECONDS)
+    assert seen == [2, "begin", "begin"]
+
+
+@pytest.mark.gpu
+def test_an_operation_of_another_thread_does_not_invalidate_a_capture(kept):
+    cupy = pytest.importorskip("cupy")
+    runtime, stream, owner = cupy.cuda.runtime, cupy.cuda.Stream(non_blocking=True), Owner()
+    freed, x = owner.freed, cupy.zeros(4, "f4")
+    x += 1  # loads the kernel
+    cupy.cuda.get_current_stream().synchronize()
+
+    def begin():
+        runtime.free(runtime.malloc(512))
+        return lambda: True
+
+    with stream:
+        stream.begin_capture(runtime.streamCaptureModeGlobal)
+        try:
+            kept.after(owner, begin)
+            del owner
+            assert freed.wait(SECONDS)
+            x += 1
+        finally:
+            graph = stream.end_capture()
+        graph.launch()
+    stream.synchronize()
+    assert x.tolist() == [2, 2, 2, 2]
 
 
 def test_a_kept_operand_gets_an_event_of_its_stream(monkeypatch):
