@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from fp8core.errors import CheckpointError
 
 ALWAYS_KNOWN = "lm_head"
-"""A module that configurations name even if a checkpoint with tied weights does not store it."""
+"""A module that configurations name even if a checkpoint with tied weights does not store it: it may be excluded."""
 
 
 class Selection(NamedTuple):
@@ -37,10 +37,13 @@ def selection(include: Sequence[str] | None, exclude: Sequence[str], modules: It
     """
     modules = set(modules)
     picked = Selection(None if include is None else patterns_of(include, "include"), patterns_of(exclude, "exclude"))
-    for operand, patterns in (("include", picked.include or ()), ("exclude", picked.exclude)):
+    for operand, patterns, known in (
+        ("include", picked.include or (), modules),
+        ("exclude", picked.exclude, {*modules, ALWAYS_KNOWN}),
+    ):
         for pattern in patterns:
             check_pattern(pattern, operand)
-            if not any(matches(module, pattern) for module in (*modules, ALWAYS_KNOWN)):
+            if not any(matches(module, pattern) for module in known):
                 raise CheckpointError(
                     f"{operand} needs patterns that match a module, got '{pattern}', which matches none"
                     f"{_meant(pattern, modules)}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
+from fp8core.cli.numbers import whole_number
 from fp8core.cli.rewriting import (
     DryRunOption,
     ForceOption,
@@ -87,10 +88,11 @@ def convert(
 
 def _pair(text: str) -> tuple[int, int]:
     """Return the two numbers of a text such as 64x128."""
-    rows, _, cols = text.partition("x")
-    if not (rows.isdecimal() and cols.isdecimal()):
-        raise typer.BadParameter(f"needs two numbers such as 64x128, got {text!r}", param_hint="--block")
-    return int(rows), int(cols)
+    rows, cols = (whole_number(part) for part in text.partition("x")[::2])
+    if rows is None or cols is None:
+        needed = "needs two numbers up to 2**31 - 1 such as 64x128"
+        raise typer.BadParameter(f"{needed}, got {text!r}", param_hint="--block")
+    return rows, cols
 
 
 def _show(done: "Conversion") -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
+from fp8core.cli.numbers import whole_number
 from fp8core.cli.terminal import OnTerminal, console, count, errors, table, warnings_as_lines
 
 if TYPE_CHECKING:
@@ -94,10 +95,11 @@ def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:
 
 
 def _numbers(text: str, option: str) -> list[int]:
-    parts = text.replace(",", " ").split()
-    if not parts or not all(part.isdecimal() and int(part) for part in parts):
-        raise typer.BadParameter(f"needs numbers from 1, separated by commas, got {text!r}", param_hint=option)
-    return [int(part) for part in parts]
+    found = [whole_number(part) for part in text.replace(",", " ").split()]
+    if not found or not all(found):
+        needed = "needs numbers from 1 to 2**31 - 1, separated by commas"
+        raise typer.BadParameter(f"{needed}, got {text!r}", param_hint=option)
+    return [number for number in found if number]
 
 
 def _known(file: Path) -> "set[ScaledMm]":

@@ -34,8 +34,11 @@ def type_name(x: object) -> str:
 
 
 def function_name(x: object) -> str:
-    """Return what stands where a function was needed, for error messages: arrays are not printed."""
-    return repr(x) if callable(x) else type_name(x)
+    """Return what stands where a function was needed, for error messages: arrays, also of a layer, are not printed."""
+    if isinstance(x, type):
+        return repr(x)
+    name = getattr(x, "__qualname__", None)
+    return type_name(x) if name is None else f"{x.__module__}.{name}"
 
 
 def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZE) -> str:

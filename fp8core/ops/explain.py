@@ -95,7 +95,7 @@ def explain(
     """
     if not isinstance(function, Fp8Linear) and not any(function is known for known in _EXPLAINED):
         known = ", ".join(known.__name__ for known in _EXPLAINED)
-        raise TypeError(f"explain needs one of {known} or an Fp8Linear, got {function_name(function)}")
+        raise TypeError(f"explain needs one of {known} or an fp8core.Fp8Linear, got {function_name(function)}")
     place = None if target is None else target_of(target, "target")
     request = ExplainRequest(place, lambda: target_of(None), kwargs.pop("stream", None))
     return explanation_of(function, *args, request=request, **kwargs)

@@ -79,7 +79,7 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
         kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
         _write(file, "".join(f"{tuning.to_json()}\n" for tuning in kept.values()))
     if before.damaged:
-        _warn(f"{given} held {_lines(before.damaged)} that are not tunings: they were removed")
+        _warn(f"removed {_lines(before.damaged)} of {given} that held no tuning")
     return given
 
 

@@ -65,7 +65,7 @@ def tune(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Tuning:
         function is known for known in (scaled_mm, scaled_mm_nt, linear)
     ):
         raise TypeError(
-            "tune needs an operation with a product: scaled_mm, scaled_mm_nt, linear or an Fp8Linear, got "
+            "tune needs an operation with a product: scaled_mm, scaled_mm_nt, linear or an fp8core.Fp8Linear, got "
             f"{function_name(function)}"
         )
     refuse_captures((*args, *kwargs.values()))

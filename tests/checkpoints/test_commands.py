@@ -223,6 +223,7 @@ def test_a_dry_run_on_a_terminal_is_a_table(capsys, monkeypatch, source):
     ("arguments", "said"),
     [
         (["--fn", "--fnuz"], "needs one of --fn and --fnuz, got both"),
+        (["--to", "deepseek", "--block", f"{'9' * 5000}x128"], "needs two numbers up to 2**31 - 1 such as 64x128"),
         ([], "needs a file or folder to write, or --dry-run, got none"),
     ],
 )

@@ -228,7 +228,7 @@ SAID = {
     "the result of a call in the place of its function": (
         lambda: fp8core.explain(X),
         TypeError,
-        "or an Fp8Linear, got numpy.ndarray",
+        "or an fp8core.Fp8Linear, got numpy.ndarray",
     ),
     "w8a8: the weight of a layer": (
         lambda: applied(weight=WEIGHT.T),

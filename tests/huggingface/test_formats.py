@@ -108,16 +108,19 @@ def test_scales_of_fused_layers(tmp_path):
     assert all(same(saved[name], out.tensors[name]) for name in saved)
 
 
-def test_no_configuration_says_that_it_is_fp8(tmp_path):
-    def silent(out):
-        formats.ct_channel(out)
-        out.config = None
+def silent(out):
+    formats.ct_channel(out)
+    out.config = None
 
-    wanted, _ = write(silent, "llama", tmp_path)
+
+@pytest.mark.parametrize("writer", [silent, formats.comfyui_old, formats.comfyui_new, formats.comfyui_header])
+def test_no_configuration_says_that_it_is_fp8(writer, tmp_path):
+    wanted, _ = write(writer, "llama", tmp_path)
     model = from_pretrained(tmp_path / "fp8")
     found = logits(model)
     assert 0.001 < distance(found, wanted) < FAR
     model.save_pretrained(tmp_path / "again")
+    assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == "fp8core"
     assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
 
 

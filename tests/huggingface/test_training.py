@@ -98,6 +98,33 @@ def test_an_adapter_is_merged_into_a_base_that_was_dequantized(way, tmp_path):
     assert torch.equal(logits(again), logits(merged))
 
 
+@pytest.mark.parametrize(
+    ("method", "right"),
+    [*((name, True) for name in ("AdaLora", "IA3", "LoHa", "LoKr", "Lora", "OFT", "Vera")),
+     *((name, False) for name in ("Deft", "Frod", "HRA", "Peanut"))],
+)  # fmt: skip
+def test_methods_that_call_the_layer_are_right_and_those_that_read_its_weight_see_codes(method, right, tmp_path):
+    """As docs/how-to/transformers.md says: the model with FP8 layers has the logits of one with their values, or not."""
+    written("llama", tmp_path)
+    kind = getattr(peft, f"{method}Config", None)
+    if kind is None:
+        pytest.skip(f"this PEFT has no {method}")
+    options = {"IA3": {"feedforward_modules": []}, "AdaLora": {"total_step": 10}}.get(method, {})
+    found = []
+    for values in (False, True):
+        base = from_pretrained(tmp_path)
+        if values:
+            base.dequantize()
+        torch.manual_seed(5)
+        model = peft.get_peft_model(base, kind(target_modules=["q_proj"], **options)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.02 * torch.randn_like(parameter))
+        found.append(logits(model))
+    assert (distance(*found) < 0.15) == right
+
+
 def test_the_trainer_takes_it(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")

@@ -78,10 +78,29 @@ def test_a_linear_explains_every_call_that_it_takes():
         fp8core.explain(fp8core.linear, x, fresh_fp8((8, 64)))
 
 
-def test_what_does_not_choose_cannot_be_explained():
-    for other in (len, np.ones(2)):
-        with pytest.raises(TypeError, match="explain needs one of quantize"):
-            fp8core.explain(other, [])
+class Layer:
+    """A layer of another module, which shows its arrays."""
+
+    def __call__(self, x):
+        return x
+
+    def __repr__(self):
+        return "Fp8Linear(weight=[[1.0, ...]])"
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        (len, "builtins.len"),
+        (np.ones(2), "numpy.ndarray"),
+        (Layer(), f"{__name__}.Layer"),
+        (Layer().__call__, f"{__name__}.Layer.__call__"),
+        (Layer, f"<class '{__name__}.Layer'>"),
+    ],
+)
+def test_what_does_not_choose_cannot_be_explained(other, named):
+    with pytest.raises(TypeError, match=f"explain needs one of quantize.* or an fp8core.Fp8Linear, got {named}$"):
+        fp8core.explain(other, [])
 
 
 @pytest.mark.parametrize("target", [AMPERE, MI250], ids=str)

@@ -101,7 +101,7 @@ def test_damaged_lines_are_gone_after_the_next_save(stub, tmp_path):
     path = tmp_path / "x"
     found = written(path)
     path.write_text(path.read_text() + "garbage\n")
-    with pytest.warns(RuntimeWarning, match="held 1 line that are not tunings: they were removed"):
+    with pytest.warns(RuntimeWarning, match=f"removed 1 line of {path} that held no tuning"):
         save_tunings(path, [])
     assert path.read_text().splitlines() == [one.to_json() for one in found]
 
@@ -122,7 +122,7 @@ def test_a_file_without_a_whole_line_is_still_one_of_tunings(stub, tmp_path):
     found = written(tmp_path / "y")
     path = tmp_path / "x"
     path.write_text(found[0].to_json()[:-9])
-    with pytest.warns(RuntimeWarning, match="held 1 line that are not tunings"):
+    with pytest.warns(RuntimeWarning, match=f"removed 1 line of {path} that held no tuning"):
         save_tunings(path, found)
     assert path.read_text() == (tmp_path / "y").read_text()
 

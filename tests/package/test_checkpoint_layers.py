@@ -110,9 +110,11 @@ def test_a_pattern_that_matches_nothing_is_refused(tmp_path, operand, pattern, m
     assert left_in(tmp_path) == ["in"]
 
 
-def test_lm_head_may_be_excluded_where_it_is_not_stored(tmp_path):
+def test_lm_head_may_be_excluded_but_not_included_where_it_is_not_stored(tmp_path):
     source = folder(tmp_path / "in", {f"{MLP[2]}.weight": (64, 64)})
     assert quantize_checkpoint(source, tmp_path / "out", exclude=["lm_head"]).quantized == (f"{MLP[2]}.weight",)
+    with pytest.raises(CheckpointError, match="include needs patterns that match a module, got 'lm_head'"):
+        quantize_checkpoint(source, tmp_path / "other", include=["model.layers.*", "lm_head"])
 
 
 def test_a_plan_writes_nothing_and_says_what_is_written_then(tmp_path):

@@ -152,7 +152,10 @@ def test_a_terminal_has_a_bar(fp8core_, monkeypatch):
     [
         ((), "needs a model or --shapes, got neither"),
         (("--shapes", "1x2"), "needs m x n x k as in 1,16x4096x4096, got '1x2'"),
-        (("--shapes", "0x2x2"), "needs numbers from 1, separated by commas, got '0'"),
+        (("--shapes", "0x2x2"), "needs numbers from 1 to 2**31 - 1, separated by commas, got '0'"),
+        (("--shapes", "1x2147483648x2"), "separated by commas, got '2147483648'"),
+        (("--shapes", f"{'9' * 5000}x2x2"), "separated by commas, got '999"),
+        (("--shapes", "1x2x2", "--rows", "9" * 5000), "separated by commas, got '999"),
         (("--shapes", "ax2x2"), "got 'a'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""FSDP2 over two processes of the CPU: FP8 parameters are sharded, and results have the bits of one process; and DDP."""
+"""FSDP2 over two processes of the CPU: FP8 parameters are sharded, and results have the bits of one process; states; and DDP."""
 
 import os
 import subprocess
@@ -14,7 +14,9 @@ PROGRAM = """
     import sys
     import torch
     import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
     from torch import nn
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
@@ -43,6 +45,18 @@ PROGRAM = """
         x = wide(5, 128, seed=seed + 10 * rank)
         with torch.no_grad():
             print(bits(sharded(x)) == bits(whole(x)))
+
+    folder, loaded = store + ".states", model()
+    dcp.save(get_model_state_dict(sharded), checkpoint_id=folder)
+    state = {name: torch.zeros_like(x) for name, x in loaded.state_dict().items()}
+    dcp.load(state, checkpoint_id=folder)
+    loaded.load_state_dict(state)
+    with torch.no_grad():
+        print(bits(loaded(x)) == bits(whole(x)))
+    try:
+        get_model_state_dict(sharded, options=StateDictOptions(full_state_dict=True))
+    except RuntimeError as error:
+        print("Invalid scalar type" in str(error))
 
     trained = nn.Sequential(nn.Linear(128, 128, dtype=torch.bfloat16), *model())
     replicated = nn.parallel.DistributedDataParallel(trained, init_sync=False)
@@ -76,7 +90,7 @@ def test_fsdp_shards_codes_and_keeps_the_bits_and_ddp_trains_what_is_before_them
         for rank in ranks:
             out, err = rank.communicate(timeout=240)
             assert rank.returncode == 0, out + err[-4000:]
-            assert out.split() == ["True"] * 8, err[-4000:]
+            assert out.split() == ["True"] * 10, err[-4000:]
     finally:
         for rank in ranks:
             rank.kill()
