@@ -109,6 +109,16 @@ def _refuse_numpy_numbers(x: Any, name: str) -> None:
         )
 
 
+def _traced_number(x: Any, name: str) -> float:
+    """Stand in for `checks.number`: to torch.compile, numbers of NumPy are arrays."""
+    skip_frames()
+    _refuse_numpy_numbers(x, name)
+    known = interop.scalar(x)
+    if known is None:
+        raise checks.not_a_number(x, name)
+    return known
+
+
 def _refused_derivative(name: str) -> str | None:
     """Return why a traced call inside torch.func's grad or jvp is refused, or None: it would return zeros."""
     for level in torch._C._functorch.get_interpreter_stack() or ():
@@ -210,6 +220,7 @@ def install() -> None:
         question._dynamo_marked_constant = True  # type: ignore[attr-defined]
     stand_in(Operation.__call__, _traced_call)
     stand_in(ops.Fp8Linear._taking, _traced_taking)
+    stand_in(checks.number, _traced_number)
     stand_in(all_close.read_flag, _traced_read)
     stand_in(interop.reinterpret, _traced_reinterpret)
     stand_in(interop.declared, declared)
