@@ -72,10 +72,9 @@ def is_one_of(x: object, known: Collection[str]) -> bool:
 
 def flag(x: Any, name: str) -> bool:
     """Return ``x`` as a bool; it may be anything that equals True or False, which a cached call accepts as well."""
-    known = whole_number(x)
-    if known not in (0, 1):
+    if type(x).__name__ not in ("bool", "bool_") and whole_number(x) not in (0, 1):
         raise DTypeError(f"{name} needs True or False, got {x!r}")
-    return bool(known)
+    return bool(x)
 
 
 def number(x: Any, name: str) -> float:
