@@ -3,6 +3,7 @@
 import math
 import operator
 from collections.abc import Collection
+from numbers import Number
 from typing import Any
 
 from fp8core.errors import DTypeError, ShapeError
@@ -23,9 +24,10 @@ def group_shape(given: object, name: str = "group_shape") -> GroupShape:
     """Return a group shape: two whole numbers, each -1, or positive and at most what a kernel's int holds."""
     pair = tuple(given) if isinstance(given, tuple | list) else ()
     sides = [whole_number(side) for side in pair]
-    if len(sides) != 2 or any(side is None or not (side == -1 or 0 < side < 1 << 31) for side in sides):
+    known = [side for side in sides if side is not None and (side == -1 or 0 < side < 1 << 31)]
+    if len(sides) != 2 or len(known) != 2:
         raise ShapeError(f"{name} needs a pair of whole numbers, each -1 or 1 to 2**31 - 1, got {given!r}")
-    return GroupShape(*map(int, pair))
+    return GroupShape(*known)
 
 
 def extent(given: object, name: str) -> int:
@@ -69,11 +71,26 @@ def is_one_of(x: object, known: Collection[str]) -> bool:
 
 
 def flag(x: Any, name: str) -> bool:
-    """Return ``x`` as a bool; it may be a bool of Python or NumPy, or 1 or 0."""
-    known = isinstance(x, int) and x in (0, 1)
-    if not known and type(x).__name__ not in ("bool", "bool_"):
+    """Return ``x`` as a bool; it may be anything that equals True or False, which a cached call accepts as well."""
+    if type(x).__name__ not in ("bool", "bool_") and whole_number(x) not in (0, 1):
         raise DTypeError(f"{name} needs True or False, got {x!r}")
     return bool(x)
+
+
+def number(x: Any, name: str) -> float:
+    """Return a number of Python or NumPy as a float.
+
+    A public function calls this for an option that is not a float before it looks up a cached call: True equals 1.0.
+    """
+    known = scalar(x)
+    if known is None:
+        raise not_a_number(x, name)
+    return known
+
+
+def not_a_number(x: Any, name: str) -> DTypeError:
+    """Return the error for an option that has to be a number and is none."""
+    return DTypeError(f"{name} needs a number, got {type(x).__name__}")
 
 
 def as_int(x: Any) -> int:
@@ -85,16 +102,19 @@ def as_int(x: Any) -> int:
 def whole_numbers(x: Any) -> tuple[int, ...] | None:
     """Return the items of ``x`` as ints; None if ``x`` is not iterable, or an item is not a whole number."""
     try:
-        given = tuple(x)
+        given = [whole_number(item) for item in x]
     except TypeError:
         return None
-    return None if None in map(whole_number, given) else tuple(map(int, given))
+    known = tuple([item for item in given if item is not None])
+    return known if len(known) == len(given) else None
 
 
 def whole_number(x: Any) -> int | None:
     """Return a whole number as an int, otherwise None.
 
-    2.0 and True count as whole numbers: they equal ints, so a cached call accepts them as well.
+    2.0, True and Fraction(2) count as whole numbers: they equal ints, so a cached call accepts them as well.
     """
-    number = float(x) if x is True or x is False else scalar(x)
+    number = scalar(x)
+    if number is None and (isinstance(x, Number) or type(x).__name__ in ("bool", "bool_")) and x == x.real:
+        number = float(x.real)
     return None if number is None or not number.is_integer() else int(number)

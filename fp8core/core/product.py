@@ -6,7 +6,7 @@ from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.scale_shapes import Reading
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
-from fp8core.interop import dtype_name, scalar
+from fp8core.interop import dtype_name
 from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Activation, GroupShape, ScaledMm
 
 RESULTS: Final = (*HIGH_PRECISION, *FORMATS)
@@ -161,24 +161,21 @@ def known_activation(name: object) -> Activation:
     return name  # type: ignore[return-value]
 
 
-def checked_beta(beta: Any, out: TensorSpec | None, dtype: str) -> float:
+def checked_beta(beta: float, out: TensorSpec | None, dtype: str) -> float:
     """Check and return beta: the factor of the values that ``out`` holds before the call.
 
     Raises:
-        DTypeError: beta is not a number, or is not 0 for a result in FP8.
+        DTypeError: beta is not 0 for a result in FP8.
         ScaleError: beta is not a finite number in float32.
         LayoutError: beta is not 0 and there is no ``out``.
     """
-    number = scalar(beta)
-    if number is None:
-        raise DTypeError(f"beta needs a number, got {type(beta).__name__}")
-    if not abs(number) <= checks.LARGEST_FLOAT32 or not checks.in_float32(number):
+    if not abs(beta) <= checks.LARGEST_FLOAT32 or not checks.in_float32(beta):
         raise ScaleError(f"beta needs a finite number that float32 holds, got {beta}")
-    if number and dtype in FORMATS:
+    if beta and dtype in FORMATS:
         raise DTypeError(f"beta needs a result of {', '.join(HIGH_PRECISION)}, got {dtype}")
-    if number and out is None:
-        raise LayoutError(f"beta needs out, whose values it scales and adds, got beta={number} without out")
-    return number
+    if beta and out is None:
+        raise LayoutError(f"beta needs out, whose values it scales and adds, got beta={beta} without out")
+    return beta
 
 
 def _check_bias(bias: TensorSpec, n: int, out: str) -> None:

@@ -188,7 +188,7 @@ def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: 
         "group": f"({m}, {groups}) for groups of 1x{BLOCK}",
     }
     wanted = kinds[known] if known in kinds else ", ".join(kinds.values())
-    raise ShapeError(f"{x.name} for a of {m} rows and k={k} needs shape {wanted}, got {x.shape}")
+    raise ShapeError(f"{x.name} for m={m}, k={k} needs shape {wanted}, got {x.shape}")
 
 
 def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known: Granularity | None) -> Reading:

@@ -63,7 +63,7 @@ class ScaleOptions(NamedTuple):
     """scale_ub if it is a number; None if there is none, or if it is an operand."""
     scale_format: Any = "float32"
     scale_layout: Any = "k"
-    eps: Any = EPS
+    eps: float = EPS
 
 
 class Scaling(NamedTuple):
@@ -141,19 +141,18 @@ def scaling(
 
 
 def _eps(options: ScaleOptions, least: float, group: GroupShape) -> float:
-    eps = scalar(options.eps)
-    if eps is None or not least <= eps <= checks.LARGEST_FLOAT32:
+    eps = options.eps
+    if not least <= eps <= checks.LARGEST_FLOAT32:
         raise ScaleError(
-            f"eps needs a number that float32 holds of at least {least:.3g}, so that no scale is subnormal, "
-            f"got {options.eps!r}"
+            f"eps needs a number that float32 holds of at least {least:.3g}, so that no scale is subnormal, got {eps!r}"
         )
     if c_float(eps).value != c_float(EPS).value:
         if options.given:
-            raise ScaleError(f"eps needs to be left out where a scale is given, got {options.eps!r}")
+            raise ScaleError(f"eps needs to be left out where a scale is given, got {eps!r}")
         if group in (PER_TENSOR, PER_TOKEN):
             raise ScaleError(
                 "eps needs a group_shape of groups or blocks, as the scales of tokens and tensors have a least value of"
-                f" their own, got {options.eps!r} for {tuple(group)}"
+                f" their own, got {eps!r} for {tuple(group)}"
             )
     return eps
 

@@ -81,7 +81,7 @@ class Float8Array(DLPackView):
         [[2.0, -2.0]]
     """
 
-    __slots__ = ()
+    __slots__ = ("__weakref__",)
 
     def __init__(self, codes: Any, dtype: Any) -> None:
         if type(codes) not in _KNOWN:

@@ -7,11 +7,13 @@ in a process that has not traced it.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
+from numbers import Number
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import prefetch
 from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.checks import whole_number
 from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import BackendError, LayoutError
@@ -127,6 +129,8 @@ def plain(option: Any) -> Any:
     if isinstance(option, float):
         return int(option) if option.is_integer() else float(option)
     item = getattr(option, "item", None)
+    if item is None and isinstance(option, Number):  # it equals a flag or a whole number, as the option is checked
+        return whole_number(option)
     return dtype_name(option) if item is None or isinstance(option, type) else plain(item())
 
 

@@ -9,7 +9,7 @@ from fp8core.core.operation import Operation
 from fp8core.core.scaling import EPS, SCALES, ScaleOptions, number_or_operand, results_of, scaling, split
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ShapeError
-from fp8core.interop import Operand, ScaleOperand, eager_only, scalar
+from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
@@ -88,6 +88,10 @@ def rms_norm_quant(
     """
     data, kept = (None, scale) if out is None else split(out, scale)
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
+    if type(eps) is not float:
+        eps = checks.number(eps, "eps")
+    if type(epsilon) is not float:
+        epsilon = checks.number(epsilon, "epsilon")
     options = (
         dtype,
         group_shape,
@@ -156,12 +160,11 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     return Described(results, plan, lambda: NORM_QUANTIZE.explain(problem), how.group_shape)
 
 
-def epsilon_of(epsilon: Any) -> float:
+def epsilon_of(epsilon: float) -> float:
     """Check and return the number, at least 0, that is added to a mean square."""
-    number = scalar(epsilon)
-    if number is None or not 0 <= number <= checks.LARGEST_FLOAT32 or not checks.in_float32(number):
+    if not 0 <= epsilon <= checks.LARGEST_FLOAT32 or not checks.in_float32(epsilon):
         raise ShapeError(f"epsilon needs a finite number of at least 0 that float32 holds, got {epsilon!r}")
-    return number
+    return epsilon
 
 
 @overload
@@ -220,6 +223,8 @@ def silu_and_mul_quant(
     """
     data, kept = (None, scale) if out is None else split(out, scale)
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
+    if type(eps) is not float:
+        eps = checks.number(eps, "eps")
     options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, round_intermediate)
     arrays, group = SILU_CALLS((x, data, kept, upper), options, stream)
     return quantized(arrays[1], arrays[2], group)

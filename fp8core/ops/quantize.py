@@ -94,7 +94,7 @@ def quantize(
             ``[..., ceil(cols / g)]`` for groups of 1xg.
 
     Raises:
-        DTypeError: the call does not take the dtype of x or of another array.
+        DTypeError: the call does not take the dtype of x or of another array, or eps is no number.
         ShapeError: a shape, group_shape or rows_padded does not fit x.
         LayoutError: x cannot be read by rows without a copy, or ``out`` overlaps another array.
         ScaleError: scale, scale_ub, scale_format or eps do not go together.
@@ -111,6 +111,8 @@ def quantize(
     """
     data, kept = (None, scale) if out is None else split(out, scale)
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
+    if type(eps) is not float:
+        eps = checks.number(eps, "eps")
     options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, rows_padded)
     arrays, group = QUANTIZE_CALLS((x, data, kept, upper), options, stream)
     return quantized(arrays[DATA], arrays[SCALE], group)

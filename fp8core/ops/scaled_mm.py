@@ -96,7 +96,7 @@ def scaled_mm(
 
     Raises:
         ShapeError: the matrices do not share k, or a scale, bias or ``out`` does not fit them.
-        DTypeError: the call does not take the dtype of an array, or there is no such activation.
+        DTypeError: the call does not take the dtype of an array, beta is no number, or there is no such activation.
         LayoutError: rows of a or columns of b are not contiguous, ``out`` overlaps another array, or beta is not 0
             without ``out``.
         ScaleError: the scales do not go together, or one is missing.
@@ -121,6 +121,8 @@ def scaled_mm(
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
         b, scale_b, stored = parts(b, scale_b, "b", "scale_b")
         group_b = None if stored is None else (stored.cols, stored.rows)
+    if type(beta) is not float:
+        beta = checks.number(beta, "beta")
     options = out_dtype, use_fast_accum, batch_invariant, group_a, group_b, activation, beta
     return SCALED_MM_CALLS((a, b, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 
@@ -203,6 +205,8 @@ def scaled_mm_nt(
     if scale_a is None or scale_b is None or isinstance(a, Quantized) or isinstance(weight, Quantized):
         a, scale_a, group_a = parts(a, scale_a, "a", "scale_a")
         weight, scale_b, group_b = parts(weight, scale_b, "weight", "scale_b")
+    if type(beta) is not float:
+        beta = checks.number(beta, "beta")
     options = out_dtype, use_fast_accum, batch_invariant, group_a, group_b, activation, beta
     return SCALED_MM_NT_CALLS((a, weight, scale_a, scale_b, bias, out, out_scale, amax), options, stream)[0][OUT]
 

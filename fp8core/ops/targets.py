@@ -2,7 +2,9 @@
 
 from typing import Final
 
+from fp8core.core import checks
 from fp8core.errors import DeviceError
+from fp8core.interop.names import type_name
 from fp8core.problem import ABSENT, HOST, Target
 from fp8core.runtime import device as devices
 
@@ -47,7 +49,7 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
         name: the name of the argument in error messages.
 
     Raises:
-        DeviceError: this machine has no such device, or the name is not in `TARGETS`.
+        DeviceError: this machine has no such device, the name is not in `TARGETS`, or ``device`` is none of these.
     """
     if isinstance(device, Target):
         return device
@@ -59,11 +61,14 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
             return meant
         here = (devices.target(ordinal) for ordinal in range(devices.count()))
         return next((it for it in here if (it.platform, it.arch) == (meant.platform, meant.arch)), meant)
+    ordinal = None if device is None else checks.whole_number(device)
+    if ordinal is None and device is not None:
+        raise DeviceError(f"{name} needs a Target, its name or the ordinal of a GPU, got {type_name(device)}")
     if devices.count() == 0:
         if device is not None:
             raise DeviceError(f"{name} needs a GPU, got {device} on a machine without one: {devices.why_none()}")
         return HOST
-    return devices.target(devices.current() if device is None else device)
+    return devices.target(devices.current() if ordinal is None else ordinal)
 
 
 def targets_and_models() -> str:

@@ -6,12 +6,14 @@ The real kernel of an operator calls the operation, as an eager call does. The f
 
 from collections.abc import Callable
 from operator import itemgetter
+from threading import local
 from typing import Any, Final
 
 import torch
 from torch._subclasses.functional_tensor import FunctionalTensorMode
 
 from fp8core.core.calls import NewArray
+from fp8core.core.operation import Operation
 from fp8core.core.prefetch import WEIGHT
 from fp8core.core.specs import TensorSpec
 from fp8core.interop.tensor import refused_dtype
@@ -21,11 +23,32 @@ from fp8core.runtime import device
 from fp8core.torch.histories import HISTORIES
 from fp8core.torch.schemas import OPERATORS, Operator, Overload
 from fp8core.torch.unbacked import extents, known
+from fp8core.w8a8.calls import VARIANTS
 
 LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no-untyped-call]
 """Keeps the operators defined."""
 TAGS: Final = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 """The second tag keeps strides as they are: the strides of a weight say which axis is contiguous."""
+OPERATIONS: Final = {operator.name: (operator.operation, *VARIANTS.get(operator.name, ())) for operator in OPERATORS}
+"""By the name of an operator: its operation, and those that differ from it in the names of their operands only."""
+
+
+class _Traced(local):
+    """By the name of an operator: the operation that this thread traces a call of."""
+
+    def __init__(self) -> None:
+        self.operations: dict[str, Operation] = {}
+
+
+_TRACED: Final = _Traced()
+
+
+def tracing(name: str, index: int) -> None:
+    """Note, before an operator is called in a trace, which of its operations has the operands that errors name."""
+    _TRACED.operations[name] = OPERATIONS[name][index]
+
+
+tracing._dynamo_marked_constant = True  # type: ignore[attr-defined]  # run by torch.compile while it traces
 _NAMES: Final = {getattr(torch, name): name for name in ITEMSIZE if hasattr(torch, name)}
 
 
@@ -75,8 +98,9 @@ def _fake(operator: Operator, overload: Overload) -> Callable[..., Any]:
 
     def stand_in(*arguments: Any) -> Any:
         operands, options = unpack(*arguments)
-        specs = [_spec(x, name) for x, name in zip(operands, operation.operands, strict=True)]
-        results = operation.describe(specs, options).results
+        traced = _TRACED.operations.pop(operator.name, operation)
+        specs = [_spec(x, name) for x, name in zip(operands, traced.operands, strict=True)]
+        results = traced.describe(specs, options).results
         return declared({at: _new(results[at], operands[0]) for at in overload.new})
 
     return stand_in

@@ -13,8 +13,7 @@ import torch
 
 from fp8core.core import checks
 from fp8core.core.operation import Operation
-from fp8core.errors import DTypeError
-from fp8core.interop import dtype_name, scalar
+from fp8core.interop import dtype_name
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
@@ -86,17 +85,6 @@ def _group(schema: str = "int[] group_shape") -> Option:
 
 def _flag(name: str) -> Option:
     return Option(f"bool {name}", lambda x: checks.flag(fixed(x), name), _same)
-
-
-def _number(schema: str) -> Option:
-    name = _name_in(schema)
-
-    def pack(x: Any) -> Any:
-        if isinstance(x, bool):  # torch would take it for 1 or 0
-            raise DTypeError(f"{name} needs a number, got {x}")
-        return scalar(x) if isinstance(x, int) else x  # torch takes no int that is too large for a float
-
-    return Option(schema, pack, _same)
 
 
 def _plain(schema: str) -> Option:
@@ -219,13 +207,13 @@ _SCALED: Final = (
     _dtype(),
     _group(),
     None,
-    _number("float? upper"),
+    _plain("float? upper"),
     _plain("str scale_format"),
     _plain("str scale_layout"),
-    _number("float eps"),
+    _plain("float eps"),
 )
 _ACTIVATION: Final = _plain("str? activation=None")
-_BETA: Final = _number("float beta=0.0")
+_BETA: Final = _plain("float beta=0.0")
 _PRODUCT: Final = _flag("use_fast_accum"), _flag("batch_invariant")
 _MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b"), _ACTIVATION, _BETA
 _WIDTHS: Final = (Option("int[] logical_widths", _ints, _tuple),)
@@ -247,7 +235,7 @@ OPERATORS: Final = (
     Operator(
         "rms_norm_quant",
         NORM_CALLS,
-        (*_SCALED, _number("float epsilon"), _ROUNDED),
+        (*_SCALED, _plain("float epsilon"), _ROUNDED),
         tuple(_and_with(2, "residual", _scaled((0, 1), 3))),
         scale=4,
     ),
@@ -271,7 +259,7 @@ OPERATORS: Final = (
         LINEAR_CALLS,
         (
             _group(),
-            _number("float? upper"),
+            _plain("float? upper"),
             _dtype("str? out_dtype"),
             *_PRODUCT,
             _group("int[]? x_group"),

@@ -20,7 +20,7 @@ from fp8core.ops.layer_checks import State
 from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
-from fp8core.torch.operators import OVERLOADS, declared
+from fp8core.torch.operators import OPERATIONS, OVERLOADS, declared, tracing
 from fp8core.torch.schemas import OPERATORS, Operator, Overload, fixed
 from fp8core.w8a8 import calls
 
@@ -55,9 +55,9 @@ CONSTANTS: Final = (
 """Functions that ask the driver, which torch.compile cannot trace. Their answers are constants of a graph."""
 
 
-def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
-    """Return the stand-in for calls of an operation: it calls the overload that takes the operands given."""
-    operation = operator.operation
+def _stand_in(operator: Operator, index: int) -> Callable[[tuple[Any, ...], Any, object], tuple[Sequence[Any], Any]]:
+    """Return the stand-in for calls of an operation: it calls the operator's overload for the operands given."""
+    operation = OPERATIONS[operator.name][index]
     names = tuple(map(str, operation.operands))  # dynamo of torch 2.11 takes no subclass of str
     passed = [set(overload.passed) for overload in operator.overloads]
     deciding = sorted(frozenset[int]().union(*passed) - passed[0].intersection(*passed))
@@ -91,6 +91,7 @@ def _stand_in(operator: Operator) -> Callable[[tuple[Any, ...], Any, object], tu
                 arrays[result], in_place = None, True
         given = given_at is not None and options[given_at]
         overload, run = known[(*[arrays[at] is not None for at in deciding], given, in_place)]
+        tracing(operator.name, index)
         made = run(*operator.pack(overload, arrays, options))
         return _with_results(overload, arrays, made), _note(operator, overload, arrays, options)
 
@@ -107,6 +108,16 @@ def _refuse_numpy_numbers(x: Any, name: str) -> None:
             f"{name} needs a Python number while torch traces a call, got a NumPy number or a 0-d array: "
             "convert it outside of the compiled function"
         )
+
+
+def _traced_number(x: Any, name: str) -> float:
+    """Stand in for `checks.number`: to torch.compile, numbers of NumPy are arrays."""
+    skip_frames()
+    _refuse_numpy_numbers(x, name)
+    known = interop.scalar(x)
+    if known is None:
+        raise checks.not_a_number(x, name)
+    return known
 
 
 def _refused_derivative(name: str) -> str | None:
@@ -200,8 +211,8 @@ def _read_without_dynamo(flag: Any) -> bool | None:
 def install() -> None:
     """Make the public functions traceable by torch."""
     for operator in OPERATORS:
-        for operation in (operator.operation, *calls.VARIANTS.get(operator.name, ())):
-            operation.traced = _stand_in(operator)
+        for index, operation in enumerate(OPERATIONS[operator.name]):
+            operation.traced = _stand_in(operator, index)
     Operation.stand_ins["torch"] = _without_dynamo
     all_close.READING["torch"] = _read_without_dynamo
     for function in FUNCTIONS:
@@ -210,6 +221,7 @@ def install() -> None:
         question._dynamo_marked_constant = True  # type: ignore[attr-defined]
     stand_in(Operation.__call__, _traced_call)
     stand_in(ops.Fp8Linear._taking, _traced_taking)
+    stand_in(checks.number, _traced_number)
     stand_in(all_close.read_flag, _traced_read)
     stand_in(interop.reinterpret, _traced_reinterpret)
     stand_in(interop.declared, declared)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import platformdirs
 
 from fp8core.errors import TuningError
+from fp8core.interop.names import type_name
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm
 from fp8core.runtime import device
@@ -59,6 +60,7 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
         The path of the file.
 
     Raises:
+        TypeError: ``tunings`` holds something other than tunings.
         OSError: the file cannot be read or written. It is unchanged.
         TuningError: the file holds something other than tunings. It is unchanged.
 
@@ -75,6 +77,9 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
     """
     given = tunings_file() if path is None else Path(path)
     fresh = list(APPLIED.values()) if tunings is None else list(tunings)
+    for tuning in fresh:
+        if not isinstance(tuning, Tuning):
+            raise TypeError(f"tunings needs objects of the class Tuning, got {type_name(tuning)}")
     with _opened(given) as (file, before):
         kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
         _write(file, "".join(f"{tuning.to_json()}\n" for tuning in kept.values()))

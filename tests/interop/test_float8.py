@@ -4,6 +4,7 @@ import copy
 import gc
 import pickle
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -233,6 +234,14 @@ def test_it_can_be_copied_and_pickled(again):
     assert made.dtype == q.dtype
     np.testing.assert_array_equal(made.codes, q.codes)
     assert made.codes.ctypes.data != q.codes.ctypes.data
+
+
+def test_it_can_be_referred_to_weakly_as_arrays_of_every_framework_can():
+    q = Float8Array(codes(), "float8_e4m3fn")
+    seen = weakref.ref(q)
+    assert seen() is q
+    del q
+    assert seen() is None
 
 
 def test_what_took_it_over_keeps_its_memory_and_lets_it_go_once():

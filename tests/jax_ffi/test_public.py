@@ -1,5 +1,8 @@
 """Every public function under jax.jit: which of the cases calls it, or what it does there instead."""
 
+from decimal import Decimal
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -120,6 +123,7 @@ def test_options_that_are_equal_are_one():
     x = jnp.asarray(wide(3, K))
     for given in (
         {"group_shape": (1.0, 128.0), "dtype": Name("float8_e5m2"), "scale_layout": Name("k")},
+        {"group_shape": (Decimal(1), Fraction(128)), "rows_padded": 1 + 0j, "dtype": "float8_e5m2"},
         {"group_shape": (np.float32(1), np.int16(128)), "dtype": np.str_("float8_e5m2")},
         {"group_shape": (1, 128), "dtype": "float8_e5m2"},
     ):

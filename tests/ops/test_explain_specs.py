@@ -188,6 +188,22 @@ def test_what_is_no_target(target, monkeypatch):
         fp8core.capabilities(target)
 
 
+@pytest.mark.parametrize("wrong", [0.5, [0], b"sm_90", object()], ids=lambda wrong: type(wrong).__name__)
+def test_what_is_no_ordinal_is_refused_beside_gpus_too(wrong, monkeypatch):
+    monkeypatch.setattr("fp8core.runtime.device.count", lambda: 2)
+    with pytest.raises(fp8core.DeviceError, match=f"device needs a Target, its .*, got .*{type(wrong).__name__}"):
+        fp8core.capabilities(wrong)
+
+
+@pytest.mark.parametrize("ordinal", [1, 1.0, True])
+def test_ordinals_that_are_equal_are_one_target(ordinal, monkeypatch):
+    asked = []
+    monkeypatch.setattr("fp8core.runtime.device.count", lambda: 2)
+    monkeypatch.setattr("fp8core.runtime.device.target", lambda at: asked.append(at) or H200._replace(device=at))
+    assert str(target_of(ordinal)) == "sm_90 (device 1)"
+    assert type(asked[0]) is int
+
+
 def test_a_named_target_is_the_one_of_this_machine_if_there_is_one(monkeypatch):
     here = [H200._replace(multiprocessors=78), H200._replace(device=1)]
     monkeypatch.setattr("fp8core.runtime.device.count", lambda: 2)

@@ -118,6 +118,14 @@ def test_a_file_of_something_else_is_never_written(stub, tmp_path, text):
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("wrong", [1, None, "text"], ids=str)
+def test_what_is_no_tuning_is_refused_before_a_folder_is_made(stub, tmp_path, wrong):
+    path = tmp_path / "new" / "x"
+    with pytest.raises(TypeError, match=f"tunings needs objects of the class Tuning, got .*{type(wrong).__name__}"):
+        save_tunings(path, [*written(tmp_path / "y"), wrong])
+    assert not path.parent.exists()
+
+
 def test_a_file_without_a_whole_line_is_still_one_of_tunings(stub, tmp_path):
     found = written(tmp_path / "y")
     path = tmp_path / "x"

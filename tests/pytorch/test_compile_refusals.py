@@ -6,6 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fp8core.torch  # noqa: E402 - after the skip
+from fp8core import w8a8  # noqa: E402
 from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
 from fp8core.torch import tracing  # noqa: E402
 from pytorch.cases import K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
@@ -50,7 +51,7 @@ HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
                 ("epsilon", fp8core.ShapeError, lambda x: fp8core.rms_norm_quant(x, x[0], 10**400)),
             )
         ),
-        (lambda x: fp8core.rms_norm_quant(x, x[0], True), fp8core.ShapeError, "epsilon needs a (finite )?number"),
+        (lambda x: fp8core.rms_norm_quant(x, x[0], True), fp8core.DTypeError, "epsilon needs a number, got bool"),
         (lambda x: fp8core.quantize(x, scale=1e39), ScaleError, "scale needs a number that float32 holds, got 1e\\+39"),
     ],
 )
@@ -61,6 +62,44 @@ def test_refusals_keep_their_words(function, error, words):
     with pytest.raises(Exception, match=words) as caught:
         torch.compile(function, fullgraph=True, backend="eager")(x)
     assert not isinstance(caught.value, AssertionError)
+
+
+def vllm_product(a, b, **scales):
+    given = {"scale_a": 1.0, "scale_b": 1.0, **scales}
+    return w8a8.cutlass_w8a8_scaled_mm(
+        qinput=a, weight=b, out_dtype=torch.bfloat16, bias=None, output_shape=(len(a), b.shape[1]), **given
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda x: w8a8.scaled_fp8_quant(x[0, 0]), "input needs at least one axis"),
+        (lambda x: w8a8.scaled_fp8_quant(x, output=CODES.data[:1]), "output needs shape"),
+        (lambda x: w8a8.scaled_fp8_quant(x, 1e39), "scale needs a number that float32 holds"),
+        (lambda x: vllm_product(x, CODES.data.T), "qinput needs an FP8 dtype"),
+        (lambda x: vllm_product(CODES.data, x.T), "weight needs an FP8 dtype"),
+        (lambda x: vllm_product(CODES.data, CODES.data.T, scale_a=x[:, :3].float()), "scale_a for m="),
+        (lambda x: w8a8.Fp8LinearOp().apply(x[:, :-1], CODES.data.T, 1.0), "input and weight must share k"),
+        (lambda x: w8a8.Fp8LinearOp().apply(x, CODES.data.T, x[:3, :3].float()), "weight_scale for n="),
+        (lambda x: w8a8.Fp8LinearOp().apply(x, CODES.data.T, 1e39), "weight_scale needs a number that float32"),
+        (
+            lambda x: w8a8.Fp8LinearOp().apply(x, CODES.data.T, 1.0, input_scale=x[0, :3].float()),
+            "input_scale of input",
+        ),
+        (lambda x: fp8core.quantize(x[0, 0]), "x needs at least one axis"),
+    ],
+)
+def test_refusals_of_a_graph_name_the_operands_of_the_function(function, words):
+    x = wide(5, K)
+    with pytest.raises(fp8core.Fp8Error, match=words):
+        function(x)
+    with pytest.raises(Exception, match=words):
+        torch.compile(function, fullgraph=True, backend="eager")(x)
+    with pytest.raises(Exception, match="x needs at least one axis"):  # names of another call are not left behind
+        torch.ops.fp8core.quantize(
+            x.to("meta")[0, 0], None, "float8_e4m3fn", [1, -1], None, "float32", "k", 1e-10, None
+        )
 
 
 def test_whole_numbers_in_a_graph_may_be_floats():
