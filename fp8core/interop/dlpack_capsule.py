@@ -57,8 +57,8 @@ class Export:
         """Return the fields of the tensor in the capsule."""
         return dlpack.read(self._capsule)
 
-    def __del__(self) -> None:
-        if hasattr(self, "_capsule") and not sys.is_finalizing():
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:  # names of modules may be gone then
+        if hasattr(self, "_capsule") and not exiting():
             with self._turn():
                 del self._capsule
 
@@ -93,8 +93,8 @@ class KeepAlive:
         if self.stream == device.PER_THREAD:
             self.passed = passed_query(self.stream, self.ordinal)
 
-    def __del__(self) -> None:
-        if sys.is_finalizing():
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:  # names of modules may be gone then
+        if exiting():
             return
         if not hasattr(self, "passed"):
             self.passed = passed_query(self.stream, self.ordinal)

@@ -4,6 +4,7 @@ The table of functions is DLPackExchangeAPI of dlpack.h 1.2; all of its function
 """
 
 import ctypes
+import sys
 from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final
@@ -145,8 +146,8 @@ class _Held:
         self._address = address.value
         self.managed = dlpack.ManagedVersioned.from_address(self._address)
 
-    def __del__(self) -> None:
-        if self._address:
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:  # names of modules may be gone then
+        if self._address and not exiting():
             _delete(self.managed, self._address)
 
 

@@ -45,8 +45,9 @@ class JaxMemoryOwner:
         self._releases = queue
         self._begin = begin
 
-    def __del__(self) -> None:
-        self._releases.after(self._memory, self._begin)
+    def __del__(self, exiting: Callable[[], bool] = sys.is_finalizing) -> None:  # names of modules may be gone then
+        if not exiting():
+            self._releases.after(self._memory, self._begin)
 
 
 class Jax(DLPackExporters):

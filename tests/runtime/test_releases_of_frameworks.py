@@ -1,5 +1,8 @@
 """Memory that JAX gave back, and capsules of DLPack: kept until the stream has passed."""
 
+import subprocess
+import sys
+import textwrap
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -166,3 +169,37 @@ def test_the_stream_of_the_thread_that_launched_is_asked_about_wherever_the_view
     freeing.join()
     assert freed.wait(SECONDS)
     assert asked == [(stream, threading.get_ident() if stream == device.PER_THREAD else freeing.ident)]
+
+
+# the end of the process
+
+KEPT = {
+    "Export": "dlpack_capsule.Export(np.ones(2), None)",
+    "KeepAlive": "dlpack_capsule.KeepAlive(object(), 0, 0, object())",
+    "JaxMemoryOwner": "jax_arrays.JaxMemoryOwner(object(), releases.releases(), lambda: lambda: True)",
+    "_Held": "dlpack_exchange._Held(dlpack_exchange.framework(torch.Tensor)._from_object, torch.ones(2))",
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_lives_as_long_as_its_module_is_freed_without_a_message(name):
+    """At exit Python clears the names of modules that are still alive in the order of their definition."""
+    if name == "_Held":
+        torch = pytest.importorskip("torch")
+        if not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):
+            pytest.skip("this torch has no exchange table")
+    program = f"""
+        import ctypes
+        import sys
+        import numpy as np
+        {"import torch" if name == "_Held" else ""}
+        from fp8core.interop import dlpack_capsule, dlpack_exchange, jax_arrays
+        from fp8core.runtime import releases
+        kept = {KEPT[name]}
+        for module in sys.modules[type(kept).__module__], releases:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(module))
+        releases.last = kept
+        del kept
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
