@@ -190,7 +190,7 @@ class Operation:
             for at in range(len(arrays)):
                 if arrays[at] is not operands[at]:
                     arrays[at] = framework.wrap(arrays[at], work)
-        if among is not None:
+        if among is not None and all(interop.always_writable(operands[at]) for at in call.given):
             cache.keep(call, repeat(operands, call), *among)
         return arrays, call.note
 

@@ -28,6 +28,7 @@ __all__ = [
     "Result",
     "ScaleOperand",
     "TensorView",
+    "always_writable",
     "check_writable",
     "declared",
     "dtype_name",
@@ -136,6 +137,12 @@ def check_writable(x: Any, name: str) -> None:
     memory, framework = owner_of(x)
     if framework is not None:
         framework.check_writable(memory, name)
+
+
+def always_writable(x: Any) -> bool:
+    """Return whether repeated calls may write to arrays with the signature of ``x`` without `check_writable`."""
+    memory, framework = owner_of(x)
+    return framework is None or framework.always_writable(memory)
 
 
 def reinterpret(x: Any, dtype: str) -> Any:

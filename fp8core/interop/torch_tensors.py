@@ -113,15 +113,30 @@ class Torch(Framework):
             loaded.refuse_second_hip_runtime()
         return device.target(x.get_device())
 
+    def check_writable(self, x: Any, name: str) -> None:
+        """Refuse a tensor that requires grad: its gradients would be those of what was there before.
+
+        torch's own functions with ``out`` do so, too, and its in-place functions if the tensor is a leaf.
+        """
+        if x.requires_grad and self._torch.is_grad_enabled():
+            raise LayoutError(
+                f"{name} needs a tensor that does not require grad, or torch.no_grad(), got one that does: "
+                "calls have no gradients"
+            )
+
+    def always_writable(self, x: Any) -> bool:
+        """Return whether the tensor requires no grad; else it is writable in some modes of autograd."""
+        return not x.requires_grad
+
     def signature(self, x: Any) -> tuple[int, Any]:
-        """Return the address of a tensor, and the properties that `view` checks."""
+        """Return the address of a tensor, the properties that `view` checks, and whether it requires grad."""
         if self._modes.active() is not None or not self._modes.plain[type(x)]:
             return 0, None
         try:
             pointer = x.data_ptr()
             if not pointer or pointer % x.itemsize or x.is_neg():
                 return pointer, None
-            return pointer, (x.dtype, x.shape, x.stride(), x.device)
+            return pointer, (x.dtype, x.shape, x.stride(), x.device, x.requires_grad)
         except (RuntimeError, NotImplementedError):  # sparse, or wrapped by torch.func: `view` raises the error
             return 0, None
 

@@ -91,6 +91,8 @@ def _stand_in(operator: Operator, index: int) -> Callable[[tuple[Any, ...], Any,
                 arrays[result], in_place = None, True
         given = given_at is not None and options[given_at]
         overload, run = known[(*[arrays[at] is not None for at in deciding], given, in_place)]
+        for at in overload.out:
+            interop.check_writable(arrays[at], names[at])
         tracing(operator.name, index)
         made = run(*operator.pack(overload, arrays, options))
         return _with_results(overload, arrays, made), _note(operator, overload, arrays, options)

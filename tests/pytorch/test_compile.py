@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core import w8a8  # noqa: E402
+from fp8core.errors import LayoutError  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
 from fp8core.torch.operators import OVERLOADS  # noqa: E402
 from pytorch.cases import CASES, K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
@@ -226,7 +227,7 @@ def test_autograd_notices_what_a_graph_writes(backend, call):
     def step(x, start, early):
         kept = start * 2
         loss = kept.sin().sum() if early else 0
-        call(x, kept)
+        call(x, kept.detach())
         return loss + kept.sum()
 
     x, start = wide(5, K), wide(5, K, seed=7).requires_grad_()
@@ -234,6 +235,31 @@ def test_autograd_notices_what_a_graph_writes(backend, call):
     assert (start.grad == 2).all()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         torch.compile(step, fullgraph=True, backend=backend)(x, start, True).backward()
+
+
+@pytest.mark.parametrize("call", WRITING.values(), ids=WRITING)
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_no_call_writes_to_a_tensor_that_requires_grad(backend, call):
+    def step(x, start):
+        call(x, written := start * 2)
+        return written
+
+    def leaf(x, start):
+        call(x, start)
+        return start
+
+    x, start = wide(5, K), wide(5, K, seed=7)
+    for run in (step, leaf):
+        run = run if backend is None else torch.compile(run, backend=backend)
+        with torch.no_grad():
+            want = run(x, start.clone())
+            assert bits(run(x, start.clone().requires_grad_())) == bits(want)
+        for _ in range(2):
+            given = start.clone().requires_grad_()
+            with pytest.raises(LayoutError, match="needs a tensor that does not require grad"):
+                run(x, given)
+            assert bits(given) == bits(start)
+            assert bits(run(x, start.clone())) == bits(want)
 
 
 def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):

@@ -141,8 +141,8 @@ SPLIT_FACTORS: Final[dict[Scales, float]] = {"chain": 1.13, "promoted": 1.13, "b
 SPLIT_US: Final = {2: -0.233, 4: 0.128}
 """Time that a product takes more, by the number of blocks that share a tile."""
 EXCHANGE_US: Final = 7.84e-5
-"""Time of a block per sum that it gets from others. `python -m bench.split_costs` fits the three, to an H100; on an H200
-they choose as well (docs/results/README.md)."""
+"""Time of a block per sum that it gets from others. `python -m bench.split_costs` fits the three, to an H100; they
+choose as well on an H200 (docs/results/README.md)."""
 LEAST_K_BLOCKS: Final = 2
 """Of a block, where several share a tile."""
 
