@@ -1,5 +1,7 @@
 """What a graph refuses, in the words of ordinary calls."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,7 @@ def raised(words):
                 ("epsilon", fp8core.ShapeError, lambda x: fp8core.rms_norm_quant(x, x[0], 10**400)),
             )
         ),
+        (lambda x: fp8core.quantize(x, rows_padded=0.5), fp8core.ShapeError, "rows_padded needs a whole number"),
         (lambda x: fp8core.rms_norm_quant(x, x[0], True), fp8core.DTypeError, "epsilon needs a number, got bool"),
         (lambda x: fp8core.quantize(x, scale=1e39), ScaleError, "scale needs a number that float32 holds, got 1e\\+39"),
     ],
@@ -107,9 +110,10 @@ def test_refusals_of_a_graph_name_the_operands_of_the_function(function, words):
         )
 
 
-def test_whole_numbers_in_a_graph_may_be_floats():
+@pytest.mark.parametrize("eight", [8.0, Fraction(8), 8 + 0j], ids=repr)
+def test_whole_numbers_in_a_graph_may_be_of_any_type(eight):
     def padded(x):
-        return fp8core.quantize(x, group_shape=(1.0, 64.0), rows_padded=8.0).scale
+        return fp8core.quantize(x, group_shape=(eight / eight, 64.0), rows_padded=eight).scale
 
     x = wide(5, K)
     assert bits(torch.compile(padded, fullgraph=True, backend="eager")(x)) == bits(padded(x))
