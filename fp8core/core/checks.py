@@ -115,6 +115,12 @@ def whole_number(x: Any) -> int | None:
     2.0, True and Fraction(2) count as whole numbers: they equal ints, so a cached call accepts them as well.
     """
     number = scalar(x)
-    if number is None and (isinstance(x, Number) or type(x).__name__ in ("bool", "bool_")) and x == x.real:
-        number = float(x.real)
-    return None if number is None or not number.is_integer() else int(number)
+    if number is not None:
+        return int(number) if number.is_integer() else None
+    if not (isinstance(x, Number) or type(x).__name__ in ("bool", "bool_")):
+        return None
+    try:
+        number = float(getattr(x, "real", x))
+    except (OverflowError, TypeError, ValueError):  # such as a large Fraction, or a signaling NaN of Decimal
+        return None
+    return int(number) if number.is_integer() and int(number) == x else None

@@ -37,8 +37,8 @@ def function_name(x: object) -> str:
     """Return what stands where a function was needed, for error messages: arrays, also of a layer, are not printed."""
     if isinstance(x, type):
         return repr(x)
-    name = getattr(x, "__qualname__", None)
-    return type_name(x) if name is None else f"{x.__module__}.{name}"
+    module, name = getattr(x, "__module__", None), getattr(x, "__qualname__", None)
+    return type_name(x) if name is None else f"{module}.{name}" if module else name  # methods of builtins have none
 
 
 def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZE) -> str:

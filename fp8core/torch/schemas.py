@@ -54,9 +54,9 @@ def fixed(x: Any) -> Any:
     return int(x) if isinstance(x, torch.SymInt) else bool(x) if isinstance(x, torch.SymBool) else x
 
 
-def _whole(x: Any) -> Any:
-    """Return a float without a fraction as an int, as eager calls read it; the schema takes no float."""
-    return int(x) if isinstance(x, float) and x.is_integer() else x
+def _rows(x: Any) -> Any:
+    """Return a whole number of another type as an int, as eager calls read it; the schema takes nothing else."""
+    return x if x is None or isinstance(x, int) else checks.least_rows(x, "rows_padded")
 
 
 def _tuple(x: Any) -> Any:
@@ -228,7 +228,7 @@ OPERATORS: Final = (
     Operator(
         "quantize",
         QUANTIZE_CALLS,
-        (*_SCALED, Option("int? rows_padded", _whole, _same)),
+        (*_SCALED, Option("int? rows_padded", _rows, _same)),
         tuple(_scaled((0,), 1)),
         scale=2,
     ),

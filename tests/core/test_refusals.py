@@ -2,6 +2,7 @@
 
 from decimal import Decimal
 from fractions import Fraction
+from numbers import Number
 
 import ml_dtypes
 import numpy as np
@@ -132,11 +133,37 @@ EQUALS = {
 }
 
 
-@pytest.mark.parametrize("one", [1, True, np.True_, 1.0, np.int8(1), Fraction(1), Decimal(1), 1 + 0j], ids=repr)
+class One(Number):
+    """A number with no `real`, as those of SymPy are."""
+
+    def __float__(self):
+        return 1.0
+
+    def __eq__(self, other):
+        return other == 1
+
+    def __hash__(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    "one", [1, True, np.True_, 1.0, np.int8(1), Fraction(1), Decimal(1), 1 + 0j, One()], ids=lambda x: type(x).__name__
+)
 @pytest.mark.parametrize("option", EQUALS)
 def test_what_equals_a_flag_or_a_whole_number_is_taken_in_a_first_call_too(option, one):
     forget()
     EQUALS[option](one)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Fraction(1, 2), Fraction(10**400), Fraction(2**60 + 1, 2**60), Decimal("sNaN"), Decimal("Infinity"), 1 + 1j],
+    ids=["half", "large", "near one", "signaling", "infinite", "complex"],
+)
+@pytest.mark.parametrize("option", EQUALS)
+def test_a_number_that_equals_no_whole_number_is_refused_by_name(option, other):
+    with pytest.raises((fp8core.DTypeError, fp8core.ShapeError), match=f"{option} needs"):
+        EQUALS[option](other)
 
 
 @pytest.mark.parametrize("case", QUANTIZE)

@@ -92,6 +92,8 @@ class Layer:
     ("other", "named"),
     [
         (len, "builtins.len"),
+        (str.join, "str.join"),
+        ([].append, "list.append"),
         (np.ones(2), "numpy.ndarray"),
         (Layer(), f"{__name__}.Layer"),
         (Layer().__call__, f"{__name__}.Layer.__call__"),

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fp8core  # noqa: E402 - after the skip
-from fp8core import GROUP_128  # noqa: E402
+from fp8core import GROUP_128, w8a8  # noqa: E402
 from fp8core.torch import quantize_model_  # noqa: E402
 from pytorch.cases import K, N, bits, wide  # noqa: E402
 
@@ -109,7 +109,13 @@ class Sides(torch.nn.Module):
         q = fp8core.quantize(x, group_shape=(1, x.shape[1]))
         wide = fp8core.dequantize(codes, scale, group_shape=(1, codes.shape[1]))
         y = fp8core.linear(x, codes, scale, use_fast_accum=x.shape[0] > 3, group_shape=(1, x.shape[1] - x.shape[1] - 1))
-        return q.data.float() * q.scale, wide, y
+        parts = fp8core.quantize(x, group_shape=(1, 64), eps=x.shape[0] / 8).scale
+        bound = fp8core.quantize(x, scale_ub=x.shape[0] / 2048).scale
+        norm = fp8core.rms_norm_quant(x, x[0], x.shape[0], scale=x.shape[0] / 2).data.float()
+        padded = w8a8.scaled_fp8_quant(x, num_token_padding=x.shape[0] * 2)[0].float()
+        rows, out = fp8core.quantize(x), torch.ones(x.shape[0], x.shape[0])
+        sums = fp8core.scaled_mm_nt(rows, rows, beta=x.shape[0] / 2, out=out, out_dtype="float32")
+        return q.data.float() * q.scale, wide, y, parts, bound, norm, padded, sums
 
 
 @pytest.mark.parametrize("strict", [False, True])
