@@ -15,10 +15,11 @@ import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
+from unittest.mock import patch
 
 from bench import results
 from bench.__main__ import machine
@@ -64,15 +65,9 @@ def candidates(p: ScaledMm, only: tuple[str, ...] = ()) -> list[Choice]:
     return some or [choice for choice in found if p.m <= MOST_PANELS or choice.kernel != "generic_decode"]
 
 
-@contextmanager
-def wide() -> Iterator[None]:
-    """Let more tiles be candidates than `fp8core.tune` times."""
-    kept = vars(tiled)["ALGORITHMS"]
-    vars(tiled)["ALGORITHMS"] = TILES_TIMED
-    try:
-        yield
-    finally:
-        vars(tiled)["ALGORITHMS"] = kept
+def wide() -> AbstractContextManager[object]:
+    """Let more tiles be candidates than `fp8core.tune` times, within the block."""
+    return patch.object(tiled, "ALGORITHMS", TILES_TIMED)
 
 
 def measure(case: Case, how: timing.Sampling, *, more: bool, only: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final, NamedTuple
+from unittest.mock import patch
 
 from bench import roofline
 from bench.choice_cases import BLIND, MODES, MOST_ROWS, Case
@@ -175,13 +176,11 @@ def padded_us(record: Record, row: Record) -> float | None:
 @contextmanager
 def on(gpu: str) -> Iterator[None]:
     """Make estimates those for a model of GPU within the block, whatever GPU this machine has."""
-    kept = corrections.gpu_of
-    vars(corrections)["gpu_of"] = lambda _: gpu
-    forget()
     try:
-        yield
+        with patch.object(corrections, "gpu_of", lambda _: gpu):
+            forget()
+            yield
     finally:
-        vars(corrections)["gpu_of"] = kept
         forget()
 
 

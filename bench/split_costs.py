@@ -10,10 +10,11 @@ numbers of the source, with those found, and by the fastest tile. No GPU is need
 """
 
 import argparse
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -53,19 +54,14 @@ def current() -> list[float]:
     return [*factors, *shares, 1e6 * tiled_cost.EXCHANGE_US]
 
 
-@contextmanager
-def using(costs: Costs) -> Iterator[None]:
+def using(costs: Costs) -> AbstractContextManager[object]:
     """Put costs in the place of the source's within the block."""
-    source = vars(tiled_cost)
-    kept = {name: source[name] for name in ("SPLIT_FACTORS", "SPLIT_US", "EXCHANGE_US")}
-    shares = costs[len(SCALES) : -1]
-    source["SPLIT_FACTORS"] = dict(zip(SCALES, costs, strict=False))
-    source["SPLIT_US"] = dict(zip(tiled_cost.SPLITS, shares, strict=True))
-    source["EXCHANGE_US"] = costs[-1] / 1e6
-    try:
-        yield
-    finally:
-        source.update(kept)
+    return patch.multiple(
+        tiled_cost,
+        SPLIT_FACTORS=dict(zip(SCALES, costs, strict=False)),
+        SPLIT_US=dict(zip(tiled_cost.SPLITS, costs[len(SCALES) : -1], strict=True)),
+        EXCHANGE_US=costs[-1] / 1e6,
+    )
 
 
 def estimate(one: Timed, costs: Costs) -> float:
@@ -94,7 +90,8 @@ def fitted(timed: Iterable[Timed]) -> list[float]:
     shared = [one for one in timed if one.tile.split_k > 1]
 
     def errors(costs: Costs) -> list[float]:
-        return [np.log(estimate(one, costs) / one.us) for one in shared]
+        with using(costs):
+            return [np.log(tiled_cost.split_us(one.problem, one.tile, one.unsplit_us) / one.us) for one in shared]
 
     found = least_squares(errors, current(), loss="soft_l1", f_scale=ERROR)
     return [float(f"{cost:.3g}") for cost in found.x]
