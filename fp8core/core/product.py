@@ -42,7 +42,7 @@ class Product(NamedTuple):
         self, use_fast_accum: bool, batch_invariant: bool, out: TensorSpec | None, prefetch_weight: bool = False
     ) -> ScaledMm:
         """Return the problem with the result in ``out``, or in memory yet to be allocated."""
-        ldo = self.n if out is None else specs.written(out, self.shape, self.out).stride
+        ldo = specs.result_stride(out, self.a, self.shape, self.out)
         optional = (x.alignment for x in (self.bias, self.amax) if x is not None)
         codes_alignment = specs.alignment(self.a.alignment, self.b.alignment, self.lda, self.ldb)
         out_alignment = specs.alignment(specs.alignment_of(out), ldo * ITEMSIZE[self.out])

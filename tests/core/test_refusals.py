@@ -11,7 +11,12 @@ import pytest
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core.operation import forget
+from fp8core.core.product import product_of
+from fp8core.core.specs import TensorSpec
+from fp8core.interop.dlpack import contiguous
+from fp8core.problem import HOST
 from support.engines import BOTH, engines, fresh, fresh_fp8, fresh_scale
+from support.targets import H200
 
 ONE = np.ones(1, np.float32)
 
@@ -338,6 +343,21 @@ def test_operands_on_different_devices():
 
     with pytest.raises(fp8core.DeviceError, match="scale"):
         fp8core.quantize(cupy.ones((4, 64), cupy.float32), scale=ONE)
+
+
+def test_a_result_of_a_product_on_another_device():
+    a, weight, scale, out = (
+        TensorSpec(name, dtype, shape, contiguous(shape), target)
+        for name, dtype, shape, target in (
+            ("a", "float8_e4m3fn", (4, 64), H200),
+            ("weight", "float8_e4m3fn", (32, 64), H200),
+            ("scale", "float32", (1,), H200),
+            ("out", "bfloat16", (4, 32), HOST),
+        )
+    )
+    product = product_of(a, weight, scale, scale, None, "bfloat16", stored=True)
+    with pytest.raises(fp8core.DeviceError, match="^out needs to be where a is, on sm_90 .*, got host$"):
+        product.problem(True, False, out)
 
 
 @engines(*BOTH)
