@@ -11,8 +11,9 @@ from pathlib import Path
 from fp8core.cli import TARGETS, UNPROVEN, proven, target_named
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.ops.example_problems import example_product, example_quantize
+from fp8core.ops.example_problems import example_grouped, example_product, example_quantize
 from fp8core.problem import (
     BLOCK_128,
     GROUP_128,
@@ -43,9 +44,9 @@ the reasons; [dispatch](../concepts/dispatch-and-explain.md) says how a kernel i
 [vocabulary](../dev/vocabulary.md#names-that-explain-and-the-support-matrix-print) explains the names.
 
 Every operation runs on every device of these tables, sometimes on a fallback that takes any operands
-(`elementwise`, `generic_decode`, `generic_mma`). `fp8core info` names the architecture of a GPU: A100 is sm_80, RTX 30
-sm_86, L4, L40S and RTX 40 sm_89, H100 and H200 sm_90, B200 sm_100, RTX 50 sm_120; MI200 is gfx90a, MI300 gfx942, MI350
-gfx950, RX 7900 gfx1100, RX 9070 gfx1201.
+(`elementwise`, `generic_decode`, `generic_mma`, `generic_grouped`). `fp8core info` names the architecture of a GPU:
+A100 is sm_80, RTX 30 sm_86, L4, L40S and RTX 40 sm_89, H100 and H200 sm_90, B200 sm_100, RTX 50 sm_120; MI200 is
+gfx90a, MI300 gfx942, MI350 gfx950, RX 7900 gfx1100, RX 9070 gfx1201.
 
 """
 LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an algorithm, which only the device can tell;
@@ -53,9 +54,9 @@ LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an al
 - `sm90_tiled` on sm_90: if cuBLASLt has an algorithm with a lower estimated time for the product, that one runs, mostly
   with scales per tensor, token or channel. Only the device can tell which algorithms the library has.
 - {MARK} {UNPROVEN}.
-- `generic_decode` and `generic_mma` multiply codes with a warp's FP8 instructions on sm_89, sm_120, gfx942, gfx950,
-  gfx1200 and gfx1201, if there is one for both formats; on other devices, and for other formats, they multiply 16-bit
-  floats, which represent every code exactly.
+- `generic_decode`, `generic_mma` and `generic_grouped` multiply codes with a warp's FP8 instructions on sm_89, sm_120,
+  gfx942, gfx950, gfx1200 and gfx1201, if there is one for both formats; on other devices, and for other formats, they
+  multiply 16-bit floats, which represent every code exactly.
 - sm_100 can apply block scales that are powers of two in hardware (MXFP8). No kernel here uses that: products take fp32
   scales, and whether these are powers of two is known only on the device, after the kernel was chosen.
 """
@@ -79,6 +80,11 @@ def quantization(group_shape: GroupShape, *, static: bool = False) -> Ask:
 def product(a: Granularity, b: Granularity, m: int, **ending: object) -> Ask:
     """Return a function that explains a product on a target; ``ending`` are fields of the problem."""
     return lambda target: SCALED_MM.explain(example_product(target, a, b, m=m)._replace(**ending))
+
+
+def grouped(a: Granularity, b: Granularity) -> Ask:
+    """Return a function that explains a grouped product on a target."""
+    return lambda target: GROUPED_MM.explain(example_grouped(target, a, b, groups=EXPERTS))
 
 
 def norm(target: Target) -> Explanation:
@@ -115,6 +121,8 @@ BLOCKS: tuple[tuple[str, Granularity, Granularity], ...] = (
 )
 TOKENS = (16, 256)
 """The numbers of rows of the products: as in decoding, and as in a batch."""
+EXPERTS = 8
+"""The groups of the grouped products, each of 32 rows."""
 ENDINGS: dict[str, dict[str, object]] = {
     "`silu` or `gelu`": {"activation": "silu"},
     "`gelu_tanh`": {"activation": "gelu_tanh"},
@@ -133,6 +141,9 @@ TABLES: dict[str, dict[str, Ask]] = {
         for name, a, b in (VECTORS[1], BLOCKS[0])
         for said, ending in ENDINGS.items()
     },
+    f"Grouped products of {EXPERTS} groups of 32 x 4096 x 4096 to bfloat16": {
+        name: grouped(a, b) for name, a, b in VECTORS + BLOCKS
+    },
 }
 """The page's tables by heading, each with its columns."""
 
@@ -144,6 +155,7 @@ OPERATIONS: dict[str, tuple[Ask, ...]] = {
         for name, scales in (("scales per tensor, token, channel", VECTORS), ("scales per block", BLOCKS))
         for m in TOKENS
     },
+    "grouped products": tuple(grouped(a, b) for _, a, b in VECTORS + BLOCKS),
 }
 """The rows of the README's table, each for one or several problems."""
 FAMILIES: dict[str, tuple[str, ...]] = {
@@ -155,7 +167,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "CPU": ("host",),
 }
 """The columns of the README's table, each for one or several devices."""
-FALLBACKS = ("generic_decode", "generic_mma", "elementwise")
+FALLBACKS = ("generic_decode", "generic_mma", "generic_grouped", "elementwise")
 
 
 def cell(explanation: Explanation) -> str:

@@ -10,7 +10,7 @@ class Fp8Error(Exception):
         ...     fp8core.quantize(np.ones(4, np.int32))
         ... except fp8core.Fp8Error as error:
         ...     print(error)
-        x needs an array of float32, float16, bfloat16, got int32
+        x needs float32, float16, bfloat16, got int32
     """
 
 

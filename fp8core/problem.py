@@ -48,6 +48,7 @@ ITEMSIZE: Final[dict[str, int]] = {
     "float16": 2,
     "bfloat16": 2,
     "float32": 4,
+    "int32": 4,
 }
 
 
@@ -263,6 +264,38 @@ class ScaledMm(NamedTuple):
     activation: Activation = ""
     beta: float = 0.0
     """The factor of the values of out before the call, which are added; with 0 they are not read."""
+
+
+class GroupedMm(NamedTuple):
+    """A product for each group of consecutive rows of a, with a weight of its own: the experts of a mixture.
+
+    Where the groups end is only known on the device.
+    """
+
+    groups: int
+    product: ScaledMm
+    """The product of all rows, and the strides of one group; its alignments hold for every group."""
+    weight_stride: int
+    """The elements from the weight of one group to that of the next."""
+    scale_stride: int
+    """The same for the scales of the weight; 0 if all groups share one number."""
+    bias_stride: int
+    """The same for the bias."""
+
+    @property
+    def target(self) -> Target:
+        """The device."""
+        return self.product.target
+
+    @property
+    def m(self) -> int:
+        """The rows of all groups."""
+        return self.product.m
+
+    @property
+    def n(self) -> int:
+        """The channels of each weight."""
+        return self.product.n
 
 
 class Linear(NamedTuple):

@@ -202,6 +202,14 @@ class ProductKeywords(SharedProductKeywords, total=False):
     beta: float
 
 
+class GroupedKeywords(CallKeywords, total=False):
+    """Keyword arguments of `fp8core.grouped_scaled_mm_nt` beside ``offs``."""
+
+    bias: Array | None
+    out_dtype: WideDType
+    use_fast_accum: bool
+
+
 class LinearKeywords(SharedProductKeywords, total=False):
     """Keyword arguments of `fp8core.linear`."""
 

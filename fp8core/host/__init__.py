@@ -8,6 +8,7 @@ from fp8core.problem import (
     AllClose,
     Dequantize,
     Expand,
+    GroupedMm,
     Normalize,
     NormQuantize,
     Quantize,
@@ -90,6 +91,13 @@ def plan_scaled_mm(problem: ScaledMm) -> Launch:
     from fp8core.host import product
 
     return product.plan_scaled_mm(problem)
+
+
+def plan_grouped_mm(problem: GroupedMm) -> Launch:
+    """Return the launch of the grouped product."""
+    from fp8core.host import grouped
+
+    return grouped.plan_grouped_mm(problem)
 
 
 def plan_clear_amax() -> Launch:

@@ -29,6 +29,7 @@ HOST_DEVICES: Final = frozenset((CPU, CUDA_HOST, ROCM_HOST))
 GPU_DEVICES: Final = frozenset((CUDA, ROCM, CUDA_MANAGED))
 
 CODES: Final[dict[str, tuple[int, int]]] = {
+    "int32": (0, 32),
     "uint8": (1, 8),
     "float16": (2, 16),
     "float32": (2, 32),

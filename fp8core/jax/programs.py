@@ -23,6 +23,7 @@ from fp8core.kernels.encodings import SCRATCH_ALIGNMENT
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
+from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
@@ -39,6 +40,7 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "silu_and_mul_quant": SILU_CALLS,
     "scaled_mm": SCALED_MM_CALLS,
     "scaled_mm_nt": SCALED_MM_NT_CALLS,
+    "grouped_scaled_mm_nt": GROUPED_MM_CALLS,
     "linear": LINEAR_CALLS,
     "requantize_with_max_scale": REQUANTIZE_CALLS,
     "convert_to_channelwise": EXPAND_CALLS,
@@ -159,7 +161,7 @@ def layout_of_operand(name: str, at: int, shapes: Mapping[int, tuple[Any, ...]])
     axes = tuple(reversed(range(len(shape))))
     if name == "scaled_mm" and at in (1, 3) and len(shape) == 2:
         return 0, 1
-    scale = {"scaled_mm": 2, "scaled_mm_nt": 2, "linear": 4}.get(name)
+    scale = {"scaled_mm": 2, "scaled_mm_nt": 2, "grouped_scaled_mm_nt": 2, "linear": 4}.get(name)
     first = shapes.get(0)
     if at == scale and len(shape) > 1 and first and shape[-1] > 1 and shape[-1] == -(-first[-1] // BLOCK):
         return (*axes[1:], len(shape) - 1)

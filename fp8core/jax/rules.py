@@ -229,6 +229,15 @@ def _scaled_mm(of: _Case) -> Places:
     return made
 
 
+def _grouped(of: _Case) -> Places:
+    """Shard the channels of all weights; the rows are whole, as ends of groups count those of one array."""
+    factors, given = of.factors, {at: of.extents[at] for at in (1, 3, 4) if of.extents.get(at)}
+    one = {at: extents[1:] for at, extents in given.items()}
+    made = _product(of._replace(extents={**of.extents, **one}), 0, 1, 2, 3, 4, 6)
+    factors.whole.update(made[0][0])
+    return {**made, **{at: factors.own(extents[:1]) + made[at] for at, extents in given.items()}}
+
+
 def _requantize(of: _Case) -> Places:
     of.factors.whole.add("n")
     return {0: (("n",), ("k",)), 2: (("n",), ("k",))}
@@ -254,6 +263,7 @@ _RULES: Final[dict[str, Callable[[_Case], Places]]] = {
     "linear": _linear,
     "scaled_mm": _scaled_mm,
     "scaled_mm_nt": _scaled_mm,
+    "grouped_scaled_mm_nt": _grouped,
     "requantize_with_max_scale": _requantize,
     "normalize": _normalize,
     "convert_to_channelwise": _whole,

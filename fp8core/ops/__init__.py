@@ -4,6 +4,7 @@ from fp8core.ops.all_close import all_close_1d
 from fp8core.ops.dequantize import dequantize, per_tensor_dequantize
 from fp8core.ops.explain import Capability, capabilities, explain
 from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn
+from fp8core.ops.grouped_mm import grouped_scaled_mm_nt
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
@@ -21,6 +22,7 @@ __all__ = [
     "convert_to_channelwise",
     "dequantize",
     "explain",
+    "grouped_scaled_mm_nt",
     "linear",
     "normalize_e4m3fn_to_e4m3fnuz",
     "normalize_e4m3fnuz_to_e4m3fn",

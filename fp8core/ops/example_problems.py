@@ -1,6 +1,6 @@
 """Problems of aligned arrays, for `capabilities` and the support matrix: made without arrays, for any target."""
 
-from fp8core.problem import BLOCK, FORMATS, Granularity, GroupShape, Quantize, ScaledMm, Target, native_e4m3
+from fp8core.problem import BLOCK, FORMATS, Granularity, GroupedMm, GroupShape, Quantize, ScaledMm, Target, native_e4m3
 
 
 def example_product(
@@ -41,6 +41,20 @@ def example_product(
         ldo=n,
         alignment=bits & -bits,
     )
+
+
+def example_grouped(
+    target: Target, scale_a: Granularity = "row", scale_b: Granularity = "row", *, groups: int = 8
+) -> GroupedMm:
+    """Return the problem of a grouped product of aligned matrices, 32 rows of each group."""
+    one = example_product(target, scale_a, scale_b, m=32 * groups)
+    scales = {
+        "tensor": 1,
+        "row": one.n,
+        "group": one.n * -(-one.k // BLOCK),
+        "block": -(-one.n // BLOCK) * -(-one.k // BLOCK),
+    }
+    return GroupedMm(groups, one, one.n * one.k, scales[scale_b], 0)
 
 
 def example_quantize(target: Target, group_shape: GroupShape, *, static: bool = False) -> Quantize:

@@ -7,11 +7,13 @@ from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
 from fp8core.core.scale_shapes import WEIGHT_GROUPS
 from fp8core.interop.names import function_name
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.all_close import all_close_1d
 from fp8core.ops.dequantize import dequantize, per_tensor_dequantize
-from fp8core.ops.example_problems import example_product, example_quantize
+from fp8core.ops.example_problems import example_grouped, example_product, example_quantize
 from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn
+from fp8core.ops.grouped_mm import grouped_scaled_mm_nt
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
@@ -42,6 +44,7 @@ _EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (
     silu_and_mul_quant,
     scaled_mm,
     scaled_mm_nt,
+    grouped_scaled_mm_nt,
     linear,
     requantize_with_max_scale,
     convert_to_channelwise,
@@ -162,9 +165,9 @@ class Capability(NamedTuple):
 
     Examples:
         >>> import fp8core
-        >>> able, reason = fp8core.capabilities("sm_80")["grouped_mm"]
+        >>> able, reason = fp8core.capabilities("sm_80")["sparse_mm"]
         >>> able, reason
-        (False, 'fp8core has no grouped product')
+        (False, 'fp8core has no 2:4 sparse product')
     """
 
     able: bool
@@ -209,12 +212,12 @@ def capabilities(device: int | str | Target | None = None) -> dict[str, Capabili
     for name, scale_a, scale_b in pairs:
         found[name] = _capability(SCALED_MM, example_product(target, scale_a, scale_b), *_FALLBACKS)
     found["scaled_mm_decode"] = _capability(SCALED_MM, example_product(target, "row", "row", m=1), *_FALLBACKS)
-    found["grouped_mm"] = Capability(False, "fp8core has no grouped product")
+    found["grouped_mm"] = _capability(GROUPED_MM, example_grouped(target), *_FALLBACKS)
     found["sparse_mm"] = Capability(False, "fp8core has no 2:4 sparse product")
     return found
 
 
-_FALLBACKS: Final = ("generic_decode", "generic_mma")
+_FALLBACKS: Final = ("generic_decode", "generic_mma", "generic_grouped")
 
 
 def _capability(table: Table[Any], problem: Any, *fallbacks: str) -> Capability:

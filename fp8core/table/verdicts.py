@@ -64,22 +64,27 @@ class Explanation(NamedTuple):
         return ", ".join(f"{type(step.problem).__name__}: {step.chosen or 'none'}" for step in steps)
 
     def __str__(self) -> str:
+        steps = (*self.before, self)
+        told = {type(step.problem) for step in steps}
+        return "\n".join(step._text(told) for step in steps)
+
+    def _text(self, told: set[type]) -> str:
         width = max(len(v.kernel) for v in self.verdicts)
         lines = [f"  {v.kernel:<{width}}  {v}" for v in self.verdicts]
-        return "\n".join([*map(str, self.before), _with_fields(self.problem), *lines])
+        text = _with_fields(self.problem, told)
+        first = fill(text, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        return "\n".join([first, *lines])
 
 
-def _with_fields(problem: Any) -> str:
-    """Return a problem with its fields as text, wrapped to `COLUMNS`."""
-    fields = ", ".join(f"{name}={_field(value)}" for name, value in problem._asdict().items())
-    text = f"{type(problem).__name__}({fields})"
-    return fill(text, COLUMNS, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+def _with_fields(problem: Any, told: set[type]) -> str:
+    """Return a problem with its fields as text; a nested problem of a type that is ``told`` beside it is only named."""
+    fields = ", ".join(f"{name}={_field(value, told)}" for name, value in problem._asdict().items())
+    return f"{type(problem).__name__}({fields})"
 
 
-def _field(value: Any) -> str:
-    """Return a field as text; a nested problem is only named, as its own explanation precedes this one."""
+def _field(value: Any, told: set[type]) -> str:
     if hasattr(value, "target"):
-        return f"{type(value).__name__}(…)"
+        return f"{type(value).__name__}(…)" if type(value) in told else _with_fields(value, told)
     return str(value) or "none"
 
 

@@ -17,6 +17,7 @@ from fp8core.interop import dtype_name
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
+from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
 from fp8core.ops.quantize import QUANTIZE_CALLS
@@ -254,6 +255,12 @@ OPERATORS: Final = (
     ),
     _mm("scaled_mm", SCALED_MM_CALLS),
     _mm("scaled_mm_nt", SCALED_MM_NT_CALLS),
+    Operator(
+        "grouped_scaled_mm_nt",
+        GROUPED_MM_CALLS,
+        (_dtype("str out_dtype"), _flag("use_fast_accum"), _group("int[]? group_a"), _group("int[]? group_b")),
+        _with_out((0, 1, 2, 3, 4, 5), 6),
+    ),
     Operator(
         "linear",
         LINEAR_CALLS,

@@ -31,6 +31,7 @@ FUNCTIONS: Final = (
     ops.silu_and_mul_quant,
     ops.scaled_mm,
     ops.scaled_mm_nt,
+    ops.grouped_scaled_mm_nt,
     ops.linear,
     ops.Fp8Linear.__call__,
     ops.requantize_with_max_scale,

@@ -88,12 +88,14 @@ def cutlass_block_fp8_supported() -> bool:
 
 
 def cutlass_group_gemm_supported() -> bool:
-    """Return whether fp8core has a grouped FP8 product.
+    """Return whether the current device has a kernel made for grouped products: Hopper and the host do.
+
+    `fp8core.grouped_scaled_mm_nt` also runs on every other GPU.
 
     Examples:
         >>> from fp8core import w8a8
         >>> w8a8.cutlass_group_gemm_supported()
-        False
+        True
     """
     return capabilities()["grouped_mm"].able
 

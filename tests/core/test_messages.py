@@ -273,6 +273,9 @@ ONE_NUMBER = {
     "per_tensor_dequantize": lambda s: fp8core.per_tensor_dequantize(CODES, s),
     "scaled_mm": lambda s: fp8core.scaled_mm(CODES, CODES.T, s, s),
     "scaled_mm out_scale": lambda s: fp8core.scaled_mm_nt(CODES, CODES, s, s, out_dtype="float8_e4m3fn", out_scale=s),
+    "grouped_scaled_mm_nt": lambda s: fp8core.grouped_scaled_mm_nt(
+        CODES, CODES[None], s, s, offs=np.full(1, 256, np.int32)
+    ),
     "linear": lambda s: fp8core.linear(X, CODES, s, input_scale=s),
     "linear scale_ub": lambda s: fp8core.linear(X, CODES, s, scale_ub=s),
     "Fp8Linear": lambda s: Fp8Linear(CODES, s, input_scale=s)(X),

@@ -356,7 +356,7 @@ def test_a_result_of_a_product_on_another_device():
         )
     )
     product = product_of(a, weight, scale, scale, None, "bfloat16", stored=True)
-    with pytest.raises(fp8core.DeviceError, match="^out needs to be where a is, on sm_90 .*, got host$"):
+    with pytest.raises(fp8core.DeviceError, match=r"^out needs to be where a is, on sm_90 .*, got host$"):
         product.problem(True, False, out)
 
 

@@ -41,7 +41,7 @@ def test_tensors_without_plain_memory_are_refused_by_name():
         for framework in ("numpy", "torch")
         for dtype in ("float64", "int8", "int64", "bool", "complex64")
     ]
-    + [("jax", dtype) for dtype in ("int8", "int32", "bool", "complex64")],
+    + [("jax", dtype) for dtype in ("int8", "uint32", "bool", "complex64")],
 )
 def test_other_dtypes_are_refused_by_name(framework, dtype):
     x = np.ones((2, 2), dtype)

@@ -83,6 +83,51 @@ def _both(x_group: tuple[int, int], w_group: tuple[int, int]) -> Callable[[int],
     return lambda m: (*fp8core.quantize(wide(m, K), group_shape=x_group), *weight(w_group), wide(N, seed=4))
 
 
+GROUPS = 3
+"""Weights of a grouped product."""
+
+
+def stacked(group: tuple[int, int] = PER_CHANNEL) -> tuple[np.ndarray, np.ndarray]:
+    """Return the codes and scales of a weight for each group."""
+    each = [fp8core.quantize(wide(N, K, seed=seed), group_shape=group) for seed in range(GROUPS)]
+    data, scale = (np.stack(parts) for parts in zip(*each, strict=True))
+    return data, scale
+
+
+def ends(m: int, end: int) -> np.ndarray:
+    """Return where groups of m rows end, an empty one among them; the last one at row ``end``."""
+    return np.array([m // 3, m // 3, end], np.int32)
+
+
+def _grouped(
+    x_group: tuple[int, int], w_group: tuple[int, int], beyond: int = 0
+) -> Callable[[int], tuple[np.ndarray, ...]]:
+    """Return inputs whose last group ends ``beyond`` the last row."""
+
+    def inputs(m: int) -> tuple[np.ndarray, ...]:
+        a = fp8core.quantize(wide(m, K), group_shape=x_group)
+        return *a, *stacked(w_group), wide(GROUPS, N, seed=4), ends(m, m + beyond)
+
+    return inputs
+
+
+def _grouped_mm(a: Any, sa: Any, w: Any, sb: Any, bias: Any, offs: Any) -> Any:
+    return fp8core.grouped_scaled_mm_nt(a, w, sa, sb, bias=bias, offs=offs)
+
+
+def _grouped_pairs(a: Any, sa: Any, w: Any, sb: Any, bias: Any, offs: Any) -> Any:
+    pairs = Quantized(a, sa, GROUP_128), Quantized(w, sb, BLOCK_128)
+    return fp8core.grouped_scaled_mm_nt(*pairs, offs=offs, out_dtype="float16")
+
+
+def _grouped_numbers(a: Any, sa: Any, w: Any, sb: Any, bias: Any, offs: Any) -> Any:
+    return fp8core.grouped_scaled_mm_nt(a, w, 0.5, sb[:, 0], offs=offs, out_dtype="float32")
+
+
+def _grouped_rest(a: Any, sa: Any, w: Any, sb: Any, bias: Any, offs: Any) -> Any:
+    return fp8core.grouped_scaled_mm_nt(a, w, sa, sb, bias=bias, offs=offs)[:-1]
+
+
 def _quantize(**keywords: Any) -> Callable[..., Any]:
     return lambda x: tuple(fp8core.quantize(x, **keywords))
 
@@ -165,6 +210,11 @@ CASES = (
     Case("scaled_mm_groups", _mm_nt, _both(GROUP_128, GROUP_128)),
     Case("scaled_mm_nt", _mm_nt, _both(PER_TENSOR, PER_TENSOR)),
     Case("scaled_mm_fp8", _mm_fp8, _both(PER_TOKEN, PER_CHANNEL)),
+    Case("grouped", _grouped_mm, _grouped(PER_TOKEN, PER_CHANNEL)),
+    Case("grouped_blocks", _grouped_pairs, _grouped(GROUP_128, BLOCK_128, beyond=7)),
+    Case("grouped_groups", _grouped_mm, _grouped(GROUP_128, GROUP_128)),
+    Case("grouped_numbers", _grouped_numbers, _grouped(PER_TOKEN, PER_TENSOR)),
+    Case("grouped_rest", _grouped_rest, _grouped(PER_TOKEN, PER_CHANNEL, beyond=-1)),
     Case("linear", _layer, _linear(PER_CHANNEL)),
     Case("linear_static", _static_layer, _linear(PER_CHANNEL)),
     Case("linear_quantized", _quantized_layer, _both(PER_TOKEN, PER_CHANNEL)),

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import fp8core
 import fp8core.jax
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized
-from jax_ffi.cases import K, N, near, same, weight, wide
+from jax_ffi.cases import GROUPS, K, N, ends, near, same, stacked, weight, wide
 
 COLLECTIVES = "all-gather", "all-reduce", "all-to-all", "collective-permute", "dynamic-slice"
 MESHES = {
@@ -89,6 +89,48 @@ def products(kind, mesh):
         collectives(flat, *arrays),
         alike=near,
     )
+
+
+def grouped(kind, mesh):
+    """Channels are divided, and rows are not, as ends of groups count those of the whole array."""
+    offs, bias = ends(16, 16), wide(GROUPS, N, seed=4)
+    call = lambda *given: fp8core.grouped_scaled_mm_nt(*given[:4], bias=given[4], offs=given[5])  # noqa: E731
+    for of_a, of_weight in ((PER_TOKEN, PER_CHANNEL), (GROUP_128, BLOCK_128), (GROUP_128, GROUP_128)):
+        (a, sa), (w, sb) = fp8core.quantize(wide(16, K), group_shape=of_a), stacked(of_weight)
+        wanted = call(a, w, sa, sb, bias, offs)
+        weights = put(mesh, w, None, "b"), put(mesh, sb, None, "b"), put(mesh, bias, None, "b")
+        for rows in (None, "a"):
+            name, allowed = f"{kind} grouped {of_weight} {rows}", ("all-gather", "dynamic-slice") if rows else ()
+            given = put(mesh, a, rows), weights[0], put(mesh, sa, rows), weights[1], weights[2], offs
+            made, found = jax.jit(call)(*given), collectives(call, *given)
+            assert made.sharding.spec[1] == "b", made.sharding
+            check(name, made, wanted, found, allowed, alike=near)
+        over = put(mesh, a), put(mesh, w, None, None, "a"), put(mesh, sa), put(mesh, sb), put(mesh, bias, None, "a")
+        check(f"{kind} grouped {of_weight} along k", jax.jit(call)(*over, put(mesh, offs)), wanted, alike=near)
+    (a, sa), (w, sb) = fp8core.quantize(wide(16, K)), stacked(PER_TENSOR)
+    for scale in (sb, sb[:, 0], sb[0, 0], sb[:1, 0]):
+        given, spec = (a, w, sa, scale, bias, offs), (None, "b")
+        made = jax.jit(call)(a, put(mesh, w, *spec), sa, scale, put(mesh, bias, *spec), offs)
+        check(f"{kind} grouped, scale {scale.shape}", made, call(*given), alike=near)
+
+
+def grouped_by_hand(kind, mesh):
+    """Each device has experts of its own, and the rows that are sent to them."""
+    a, (w, sb), offs = fp8core.quantize(wide(16, K)), stacked(), (ends(8, 8), ends(8, 5))
+    parts = [
+        (a.data[rows], weight, a.scale[rows], scale, of)
+        for rows, weight, scale, of in (
+            (slice(8), w, sb, offs[0]),
+            (slice(8, 16), w[::-1].copy(), sb[::-1].copy(), offs[1]),
+        )
+    ]
+    call = lambda a, w, sa, sb, offs: fp8core.grouped_scaled_mm_nt(a, w, sa, sb, offs=offs)  # noqa: E731
+    wanted = np.concatenate([call(*part) for part in parts])[:13]
+    over = [put(mesh, np.concatenate(every), "a") for every in zip(*parts, strict=True)]
+    for varying in (True, False):
+        layer = jax.shard_map(call, mesh=mesh, in_specs=(P("a"),) * 5, out_specs=P("a"), check_vma=varying)
+        made = np.asarray(jax.jit(layer)(*over))[:13]
+        check(f"{kind} grouped shard_map {varying}", made, wanted, collectives(layer, *over), alike=near)
 
 
 def rows_and_columns(kind, mesh):
@@ -253,6 +295,8 @@ if __name__ == "__main__":
         for part in (
             layers,
             products,
+            grouped,
+            grouped_by_hand,
             rows_and_columns,
             groups_of_rows,
             groups_that_devices_cannot_share,

@@ -16,7 +16,7 @@ from fp8core.errors import ShapeError  # noqa: E402
 from fp8core.jax import handler, programs  # noqa: E402
 from fp8core.jax.scratch import most_scratch  # noqa: E402
 from fp8core.problem import HOST  # noqa: E402
-from jax_ffi.cases import K, N, cpu, same, weight, wide  # noqa: E402, F401
+from jax_ffi.cases import K, N, cpu, ends, same, stacked, weight, wide  # noqa: E402, F401
 
 CHECKS = [export.DisabledSafetyCheck.custom_call("fp8core")]
 
@@ -64,6 +64,24 @@ def test_every_extent_of_a_layer_is_open():
     for shape, of_weight in (((2, 3, 64), 24), ((1, 1, 33), 7), ((3, 5, 512), 256)):
         x, w = wide(*shape, dtype=np.float16), weight(n=of_weight, k=shape[-1])
         assert same(made.call(x, *w), fp8core.linear(x, w))
+
+
+def test_every_extent_of_a_grouped_product_is_open():
+    groups, rows, n, k = export.symbolic_shape("groups, rows, n, k")
+    codes, floats, bias = jnp.float8_e4m3fn, jnp.float32, jnp.bfloat16
+
+    def product(a, sa, w, sb, bias, offs):
+        return fp8core.grouped_scaled_mm_nt(a, w, sa, sb, bias=bias, offs=offs)
+
+    shapes = ((rows, k), codes), ((rows, 1), floats), ((groups, n, k), codes), ((groups, n, 1), floats)
+    shapes = *shapes, ((groups, n), bias), ((groups,), jnp.int32)
+    made = export.deserialize(exported(product, *(jax.ShapeDtypeStruct(*of) for of in shapes)).serialize())
+    (w, sb), b = stacked(), wide(3, N, seed=4)
+    for m, count in ((1, 3), (5, 3), (300, 2), (7, 1)):
+        given = *fp8core.quantize(wide(m, K)), w[:count], sb[:count], b[:count], ends(m, m)[-count:]
+        assert same(made.call(*given), product(*given))
+    narrow = *fp8core.quantize(wide(5, 33)), w[:, :7, :33].copy(), sb[:, :7], b[:, :7], ends(5, 5)
+    assert same(made.call(*narrow), product(*map(np.ascontiguousarray, narrow)))
 
 
 @pytest.mark.parametrize("out_dtype", [None, "float16", jnp.bfloat16, np.dtype("float32")])

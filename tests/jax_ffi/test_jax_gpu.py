@@ -17,7 +17,7 @@ from fp8core.interop.float8 import Float8Array  # noqa: E402
 from fp8core.jax import handler, programs  # noqa: E402
 from fp8core.jax.scratch import most_scratch  # noqa: E402
 from fp8core.kernels.gemm.table import SCALED_MM  # noqa: E402
-from jax_ffi.cases import BF16, CASES, K, N, same, weight, wide  # noqa: E402
+from jax_ffi.cases import BF16, CASES, GROUPS, K, N, same, stacked, weight, wide  # noqa: E402
 from support.engines import CupyEngine  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -109,6 +109,19 @@ def test_weights_may_change_between_runs_of_a_program():
     first, second = square(), [tuple(jnp.copy(part) for part in one) for one in reversed(square())]
     for layers in (first, second) * 4:
         assert same(program(x, layers), one_by_one(x, layers))
+
+
+def test_groups_may_end_elsewhere_in_each_run_of_a_program():
+    """A recorded program reads the ends when it runs."""
+    a, weights = jax.tree.map(jnp.asarray, (fp8core.quantize(wide(16, K)), [stacked() for _ in range(LAYERS)]))
+    products = lambda a, weights, offs: [  # noqa: E731
+        fp8core.grouped_scaled_mm_nt(a, w, scale_b=scale, offs=offs) for w, scale in weights
+    ]
+    program = jax.jit(products)
+    for at in (*range(16), *range(16)):
+        offs = jnp.asarray(np.linspace(at, 16, GROUPS).astype(np.int32))
+        for made, wanted in zip(program(a, weights, offs), products(a, weights, offs), strict=True):
+            assert same(made, np.asarray(wanted))
 
 
 def test_a_residual_is_written_in_place_where_it_is_donated():

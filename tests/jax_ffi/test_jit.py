@@ -12,7 +12,8 @@ from fp8core import GROUP_128, Quantized  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
 from fp8core.interop.versions import is_older  # noqa: E402
 from fp8core.jax import calls  # noqa: E402
-from jax_ffi.cases import CASES, K, N, same, weight, wide  # noqa: E402
+from jax_ffi.cases import CASES, K, N, ends, same, stacked, weight, wide  # noqa: E402
+from support import reference  # noqa: E402
 
 ROWS = 1, 5, 16
 
@@ -133,6 +134,10 @@ def test_layouts_meet_without_a_transposition():
     def product(x, w, layout):
         return fp8core.scaled_mm_nt(fp8core.quantize(x, group_shape=GROUP_128, scale_layout=layout), w)
 
+    def grouped(x, w, scale):
+        a = fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn")
+        return fp8core.grouped_scaled_mm_nt(a, w, scale_b=scale, offs=ends(16, 16))
+
     def transposed(x, w):
         return fp8core.scaled_mm(fp8core.quantize(x), w.T)
 
@@ -143,8 +148,50 @@ def test_layouts_meet_without_a_transposition():
     x, blocks, channels = (jax.tree.map(jnp.asarray, one) for one in (wide(16, K), weight((128, 128)), weight()))
     assert moves(lambda x, w: product(x, w, "mn"), x, blocks) == 0
     assert moves(lambda x, w: product(x, w, "k"), x, blocks) == 1
+    for group in ((128, 128), GROUP_128):
+        assert moves(grouped, x, *stacked(group)) == 0
     copies = not is_older(jax.__version__, "0.11.1")  # XLA makes a copy for the CPU there, as docs/how-to/jax.md says
     assert moves(transposed, x, channels) == copies
+
+
+@pytest.mark.usefixtures("cpu")
+def test_a_grouped_product_is_that_of_each_group():
+    """The ends are values of the device: one program for all. Rows after the last end are undefined."""
+    q, (w, scale) = fp8core.quantize(wide(16, K)), stacked()
+    a = jax.tree.map(jnp.asarray, q)
+    program = jax.jit(lambda a, w, scale, offs: fp8core.grouped_scaled_mm_nt(a, w, scale_b=scale, offs=offs))
+    for offs in ([16, 16, 16], [0, 9, 16], [-3, 4, 2], [20, 1, 5], [5, 6, 13]):
+        of_numpy, made = np.array(offs, np.int32), program(a, w, scale, np.array(offs, np.int32))
+        eager = fp8core.grouped_scaled_mm_nt(a, jnp.asarray(w), scale_b=jnp.asarray(scale), offs=of_numpy)
+        begin = 0
+        for group, end in enumerate(np.maximum.accumulate(np.clip(of_numpy, 0, 16)).tolist()):
+            if end > begin:
+                rows = slice(begin, end)
+                wanted = fp8core.scaled_mm_nt(q.data[rows], w[group], q.scale[rows], scale[group])
+                assert same(made[rows], wanted)
+                assert same(eager[rows], wanted)
+                exact = reference.scaled_mm(q.data[rows], w[group].T, q.scale[rows], scale[group].T)
+                assert reference.relative_error(np.asarray(made[rows]), exact) <= 2**-8  # half an ulp of bfloat16
+            begin = end
+    assert program._cache_size() == 1
+
+
+@pytest.mark.usefixtures("cpu")
+def test_what_a_grouped_product_refuses():
+    q, (w, scale) = jax.tree.map(jnp.asarray, fp8core.quantize(wide(4, K))), map(jnp.asarray, stacked())
+    offs = jnp.asarray(ends(4, 4))
+    for error, words, given in (
+        (DTypeError, "offs needs int32, got float32", {"offs": offs.astype(jnp.float32)}),
+        (ShapeError, r"offs needs shape \(3,\), .* got \(4,\): offs\[1:\] leaves out", {"offs": jnp.arange(4)}),
+        (ShapeError, r"bias needs shape \(3, 256\), one row per group", {"bias": jnp.ones(N, jnp.bfloat16)}),
+        (LayoutError, "out needs to be writable, .*: leave it out", {"out": jnp.ones((4, N), jnp.bfloat16)}),
+    ):
+        call = lambda q, given: fp8core.grouped_scaled_mm_nt(q, w, scale_b=scale, **{"offs": offs, **given})  # noqa: E731
+        for run in (call, jax.jit(call)):
+            with pytest.raises(error, match=words):
+                run(q, given)
+    with pytest.raises(LayoutError, match=r"offs needs an array of JAX inside of jax.jit, got builtins.list"):
+        jax.jit(lambda q: fp8core.grouped_scaled_mm_nt(q, w, scale_b=scale, offs=[1, 2, 4]))(q)
 
 
 @pytest.mark.usefixtures("cpu")

@@ -20,6 +20,7 @@ COMPUTES = {
     "convert_to_channelwise": "expand",
     "cutlass_w8a8_scaled_mm": "w8a8_product",
     "dequantize": "dequantize",
+    "grouped_scaled_mm_nt": "grouped",
     "linear": "linear",
     "normalize_e4m3fn_to_e4m3fnuz": "fnuz",
     "normalize_e4m3fnuz_to_e4m3fn": "fnuz",
@@ -99,7 +100,7 @@ def test_vllms_names_are_those_of_errors():
     x = wide(4, K)
     op, w = w8a8.Fp8LinearOp(), weight()
     for words, given in (
-        ("input needs an array of float32, .*, got int32", x.astype(np.int32)),
+        ("input needs an array of float32, .*, got int16", x.astype(np.int16)),
         (r"input_scale of input\(4, 512\) .* needs shape", x),
     ):
         with pytest.raises(fp8core.Fp8Error, match=words):

@@ -10,7 +10,7 @@ import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError  # noqa: E402
-from jax_ffi.cases import CASES, K, N, cpu, near, same, weight, wide  # noqa: E402, F401
+from jax_ffi.cases import CASES, GROUPS, K, N, cpu, ends, near, same, stacked, weight, wide  # noqa: E402, F401
 from support.engines import fresh, fresh_fp8, fresh_scale  # noqa: E402
 
 
@@ -57,6 +57,29 @@ def test_vmap_over_weights():
     made = jax.jit(jax.vmap(each, (0, 0, None)))(*stacked, x)
     for i in range(3):
         assert same(made[i], fp8core.linear(x, Quantized(*(np.asarray(part[i]) for part in stacked))))
+
+
+@pytest.mark.parametrize("mapped", ["a", "offs", "weights", "all"])
+def test_vmap_of_a_grouped_product(mapped):
+    """Ends count the rows of one item, so that a batch can't become rows."""
+    a = [fp8core.quantize(wide(7, K, seed=seed)) for seed in range(2)]
+    weights, offs = (stacked(), [part[::-1].copy() for part in stacked()]), (ends(7, 7), np.array([1, 4, 9], np.int32))
+    at = {"a": (0, None, None), "weights": (None, 0, None), "offs": (None, None, 0), "all": (0, 0, 0)}[mapped]
+
+    def call(a, weights, offs):
+        return fp8core.grouped_scaled_mm_nt(*map(jnp.asarray, (a[0], weights[0], a[1], weights[1])), offs=offs)
+
+    each = [
+        tuple(of[0 if axis is None else i] for of, axis in zip((a, weights, offs), at, strict=True)) for i in (0, 1)
+    ]
+    axes = tuple(None if axis is None else 0 for axis in at)
+    given = [
+        of[0] if axis is None else jax.tree.map(lambda *parts: np.stack(parts), *map(tuple, of) if i < 2 else of)
+        for i, (of, axis) in enumerate(zip((a, weights, offs), at, strict=True))
+    ]
+    made = jax.jit(jax.vmap(call, axes))(*(tuple(one) if i < 2 else one for i, one in enumerate(given)))
+    for i, (x, w, of) in enumerate(each):
+        assert same(made[i], fp8core.grouped_scaled_mm_nt(x[0], w[0], x[1], w[1], offs=of))
 
 
 def test_layers_go_through_scan():
@@ -155,6 +178,12 @@ def test_what_has_no_gradient_says_so():
         (
             "scaled_mm_nt needs to be outside",
             lambda s: fp8core.scaled_mm_nt(w.data, w.data, s, 1.0).astype(s.dtype).sum(),
+        ),
+        (
+            "grouped_scaled_mm_nt needs to be outside",
+            lambda s: (
+                fp8core.grouped_scaled_mm_nt(w.data, w.data[None], s, 1.0, offs=jnp.full(1, N)).astype(s.dtype).sum()
+            ),
         ),
         (
             "linear needs to be without an activation inside of a gradient, got gelu",

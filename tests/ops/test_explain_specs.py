@@ -30,6 +30,12 @@ WITHOUT_ARRAYS = {
     "scaled_mm": (fp8core.scaled_mm, (CODES, WEIGHT.data.T, PER_ROW, WEIGHT.scale.T), {}, "ScaledMm"),
     "scaled_mm_nt": (fp8core.scaled_mm_nt, (CODES, WEIGHT.data, 1.0, 2.0), {"amax": ONE}, "ScaledMm"),
     "scaled_mm, Quantized": (fp8core.scaled_mm, (fp8core.Quantized(CODES, PER_ROW), WEIGHT.T), {}, "ScaledMm"),
+    "grouped_scaled_mm_nt": (
+        fp8core.grouped_scaled_mm_nt,
+        (CODES, ArraySpec((8, 512, 4096), "float8_e4m3fn"), PER_ROW, ArraySpec((8, 512, 1), "float32")),
+        {"offs": ArraySpec((8,), "int32"), "bias": ArraySpec((8, 512), "bfloat16")},
+        "GroupedMm",
+    ),
     "linear": (fp8core.linear, (SPEC, WEIGHT), {"bias": ArraySpec((8192,), "float32")}, "ScaledMm"),
     "linear of FP8": (fp8core.linear, (CODES, WEIGHT), {"input_scale": 1.0}, "ScaledMm"),
     "requantize_with_max_scale": (fp8core.requantize_with_max_scale, (CODES, ONE, [8, 8]), {}, "Requantize"),
@@ -145,7 +151,7 @@ def test_memory_that_is_there_is_looked_at():
     assert fp8core.explain(fp8core.quantize, x, target="sm_90").chosen == "rowwise_unaligned"
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int32"])
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
 def test_arrays_without_memory_of_other_dtypes_are_refused(dtype):
     torch = pytest.importorskip("torch")
     x = torch.empty(4, 64, dtype=getattr(torch, dtype), device="meta")

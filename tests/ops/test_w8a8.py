@@ -49,7 +49,7 @@ def test_constants_are_computed_on_first_access_and_true_of_this_device():
     assert w8a8.CUTLASS_BLOCK_FP8_SUPPORTED is w8a8.cutlass_block_fp8_supported()
     assert w8a8.USE_ROWWISE_TORCH_SCALED_MM is False
     assert w8a8.maybe_create_device_identity() is None
-    assert w8a8.cutlass_group_gemm_supported() is False
+    assert w8a8.cutlass_group_gemm_supported() is True
     assert w8a8.sparse_cutlass_supported() is False
     with pytest.raises(AttributeError, match="CUTLASS_INT4"):
         _ = w8a8.CUTLASS_INT4

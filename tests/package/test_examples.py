@@ -1,10 +1,15 @@
-"""Every public name has an example in its docstring, and every example of a docstring runs, on the host."""
+"""Every public name has an example in its docstring, and every example of a docstring runs, on the host.
+
+So does the program in examples/ that takes arrays of any framework; the others are tested where their frameworks are.
+"""
 
 import doctest
 import importlib
 import inspect
 import pkgutil
+import runpy
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +98,25 @@ def test_a_wrong_example_is_found():
     runner = doctest.DocTestRunner(verbose=False)
     runner.run(test, out=lambda _: None)
     assert runner.failures == 1
+
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    "framework", ["numpy", "torch", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch"))]
+)
+@pytest.mark.parametrize(("tokens", "experts"), [(64, 8), (3, 40)])
+def test_the_mixture_of_experts(framework, tokens, experts, monkeypatch, capsys):
+    """Random codes of E4M3 in two products and SiLU: an error of a wrong expert, row or share would be near 1."""
+    pytest.importorskip(framework)
+    path = str(PROGRAMS / "mixture_of_experts.py")
+    options = {"--framework": framework, "--tokens": tokens, "--experts": experts}
+    monkeypatch.setattr("sys.argv", [path, *(str(word) for option in options.items() for word in option)])
+    runpy.run_path(path, run_name="__main__")
+    rows, kernel, error = capsys.readouterr().out.splitlines()
+    counts = [int(count) for count in rows.partition(": ")[2].split()]
+    assert len(counts) == experts
+    assert sum(counts) == 2 * tokens
+    assert kernel.startswith("GroupedMm: ")
+    assert 0.02 < float(error.split()[-1]) < 0.08

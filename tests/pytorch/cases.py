@@ -44,6 +44,21 @@ def weight(group: tuple[int, int], n: int = N, k: int = K) -> fp8core.Quantized:
     return fp8core.quantize(wide(n, k, seed=1), group_shape=group)
 
 
+GROUPS = 3
+
+
+def stacked(group: tuple[int, int], n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the codes and scales of a weight for each group of a grouped product."""
+    each = [fp8core.quantize(wide(n, K, seed=seed), group_shape=group) for seed in range(GROUPS)]
+    data = torch.stack([one.data.view(torch.uint8) for one in each]).view(torch.float8_e4m3fn)
+    return data, torch.stack([one.scale for one in each])
+
+
+def ends(m: int, end: int) -> torch.Tensor:
+    """Return where groups of m rows end, an empty one among them; the last one at row ``end``."""
+    return torch.tensor([m // 3, m // 3, end], dtype=torch.int32)
+
+
 class Case(NamedTuple):
     name: str
     function: Callable[..., Any]
@@ -65,6 +80,18 @@ def _with_weight(group: tuple[int, int]) -> Callable[[int], tuple[torch.Tensor, 
 
 def _both(x_group: tuple[int, int], w_group: tuple[int, int]) -> Callable[[int], tuple[torch.Tensor, ...]]:
     return lambda m: (*fp8core.quantize(wide(m, K), group_shape=x_group), *weight(w_group), wide(N, seed=4))
+
+
+def _grouped(
+    x_group: tuple[int, int], w_group: tuple[int, int], beyond: int = 0
+) -> Callable[[int], tuple[torch.Tensor, ...]]:
+    """Return inputs of a grouped product whose last group ends ``beyond`` the last row."""
+
+    def inputs(m: int) -> tuple[torch.Tensor, ...]:
+        a = fp8core.quantize(wide(m, K), group_shape=x_group)
+        return *a, *stacked(w_group), wide(GROUPS, N, seed=4), ends(m, m + beyond)
+
+    return inputs
 
 
 def _into(name: str, call: Callable[..., Any], cols: int) -> "tuple[Case, ...]":
@@ -131,6 +158,22 @@ def _mm_out(a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor
     fp8core.scaled_mm_nt(a, b, sa, sb, bias=bias.half(), out_dtype=torch.float16, out=out)
     fp8core.scaled_mm_nt(a, b, sa, sb, activation="silu", beta=-0.5, out_dtype=torch.float16, out=out)
     return out
+
+
+def _grouped_of_tokens(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    a = fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn")
+    counts = torch.diff(ends, prepend=ends.new_zeros(1))
+    pair = fp8core.Quantized(w, scale, BLOCK_128)
+    return fp8core.grouped_scaled_mm_nt(a, pair, offs=counts.cumsum(0, dtype=torch.int32)).relu()
+
+
+def _grouped_out(
+    a: torch.Tensor, sa: torch.Tensor, b: torch.Tensor, sb: torch.Tensor, bias: torch.Tensor, offs: torch.Tensor
+) -> torch.Tensor:
+    """Rows after the last end keep what they have."""
+    out = torch.full((a.shape[0], b.shape[1]), 7.0, dtype=torch.float16, device=a.device)
+    fp8core.grouped_scaled_mm_nt(a, b, sa, sb, offs=offs, bias=bias.float(), out_dtype="float16", out=out)
+    return out * 1
 
 
 def _dequantize_out(q: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -249,6 +292,25 @@ CASES = (
     Case("scaled_mm_amax", _amax, _both((1, -1), (1, -1))),
     Case("scaled_mm_amax_out", _amax_and_out, _both((1, -1), (1, -1))),
     Case("scaled_mm_out", _mm_out, _both((1, -1), (1, -1))),
+    Case(
+        "grouped",
+        lambda a, sa, b, sb, bias, offs: fp8core.grouped_scaled_mm_nt(a, b, sa, sb, offs=offs, bias=bias),
+        _grouped((1, -1), (1, -1)),
+    ),
+    Case(
+        "grouped_groups",
+        lambda a, sa, b, sb, bias, offs: fp8core.grouped_scaled_mm_nt(a, b, sa, sb, offs=offs, out_dtype="float32"),
+        _grouped(GROUP_128, GROUP_128, beyond=7),
+    ),
+    Case(
+        "grouped_tensor",
+        lambda a, sa, b, sb, bias, offs: fp8core.grouped_scaled_mm_nt(
+            a, b, 0.5, sb[:, 0], offs=offs, use_fast_accum=False
+        ),
+        _grouped((1, -1), PER_TENSOR),
+    ),
+    Case("grouped_of_tokens", _grouped_of_tokens, lambda m: (wide(m, K), *stacked(BLOCK_128), ends(m, m))),
+    Case("grouped_out", _grouped_out, _grouped((1, -1), (1, -1), beyond=-1)),
     Case("requantize", _requantize, lambda m: (weight((1, -1), m, K).data, torch.tensor([0.5, 0.25]))),
     Case(
         "convert_to_channelwise", lambda s: fp8core.convert_to_channelwise(s, [3, 0, 4]), lambda m: (wide(3).float(),)

@@ -15,7 +15,7 @@ from fp8core import w8a8  # noqa: E402
 from fp8core.errors import LayoutError  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
 from fp8core.torch.operators import OVERLOADS  # noqa: E402
-from pytorch.cases import CASES, K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
+from pytorch.cases import CASES, K, bits, ends, fresh_dynamo, stacked, weight, wide  # noqa: E402, F401
 from support.targets import H200  # noqa: E402
 
 ROWS = 1, 5, 16
@@ -118,6 +118,8 @@ def test_schemas_say_what_is_written():
     assert written["rms_norm_quant", "static"] == written["scaled_mm", ""] == []
     assert written["rms_norm_quant", "static_residual"] == ["residual"]
     assert written["scaled_mm_nt", "out_amax"] == ["out", "amax"]
+    assert written["grouped_scaled_mm_nt", ""] == []
+    assert written["grouped_scaled_mm_nt", "out"] == ["out"]
     assert written["requantize_with_max_scale", "inplace"] == ["weight"]
 
 
@@ -214,10 +216,14 @@ def test_results_never_require_grad_and_writes_are_noticed():
 
 
 SQUARE = weight((1, -1), n=K)
+SQUARES = stacked((1, -1), n=K)
 WRITING = {
     "residual": lambda x, r: fp8core.rms_norm_quant(x, torch.ones(K, dtype=x.dtype), 1e-6, residual=r),
     "out": lambda x, r: fp8core.linear(x, SQUARE, out=r),
     "beta": lambda x, r: fp8core.scaled_mm_nt(fp8core.quantize(x), SQUARE, out=r, beta=0.5),
+    "grouped": lambda x, r: fp8core.grouped_scaled_mm_nt(
+        fp8core.quantize(x), SQUARES[0], scale_b=SQUARES[1], offs=ends(5, 5), out=r
+    ),
 }
 
 
@@ -285,6 +291,14 @@ def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):
         assert (y.shape, y.dtype, y.device) == ((3, 5, 64), torch.float16, x.device)
         with pytest.raises(fp8core.DeviceError, match="weight needs to be where x is"):
             torch.ops.fp8core.linear(x, torch.empty(64, 256, dtype=torch.float8_e4m3fn), scales, *arguments)
+        experts, offs = torch.stack([w, w]), torch.empty(2, dtype=torch.int32, device="cuda:1")
+        flat, ones = data.view(15, 256), torch.empty(1, device="cuda:1")
+        y = torch.ops.fp8core.grouped_scaled_mm_nt(flat, experts, ones, ones, None, offs, "float32", True, None, None)
+        assert (y.shape, y.dtype, y.device) == ((15, 64), torch.float32, x.device)
+        with pytest.raises(fp8core.DeviceError, match="offs needs to be where a is"):
+            torch.ops.fp8core.grouped_scaled_mm_nt(
+                flat, experts, ones, ones, None, offs.cpu(), "float32", True, None, None
+            )
     assert set(asked) == {1}
 
 

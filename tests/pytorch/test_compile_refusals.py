@@ -11,11 +11,16 @@ import fp8core.torch  # noqa: E402 - after the skip
 from fp8core import w8a8  # noqa: E402
 from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
 from fp8core.torch import tracing  # noqa: E402
-from pytorch.cases import K, bits, fresh_dynamo, weight, wide  # noqa: E402, F401
+from pytorch.cases import K, bits, ends, fresh_dynamo, stacked, weight, wide  # noqa: E402, F401
 
 NARROW = weight((1, -1), k=128)
 CODES = weight((1, -1))
+EXPERTS = fp8core.Quantized(*stacked((1, -1)), fp8core.PER_CHANNEL)
 HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
+
+
+def grouped(x, **keywords):
+    return fp8core.grouped_scaled_mm_nt(fp8core.quantize(x), **{"weight": EXPERTS, "offs": ends(5, 5), **keywords})
 
 
 def raised(words):
@@ -48,6 +53,25 @@ def raised(words):
         ),
         (lambda x: fp8core.quantize(x.double()), fp8core.DTypeError, "x needs an array of float32, float16, bfloat16"),
         (lambda x: fp8core.linear(x, NARROW), fp8core.ShapeError, "must share k"),
+        (lambda x: grouped(x[:, :128].contiguous()), fp8core.ShapeError, "must share k"),
+        (
+            lambda x: grouped(x, weight=CODES),
+            fp8core.ShapeError,
+            r"weight needs three axes \[groups, n, k\], got shape",
+        ),
+        (lambda x: grouped(x, offs=ends(5, 5).long()), fp8core.DTypeError, "offs needs .*int32, got (torch.)?int64"),
+        (lambda x: grouped(x, offs=ends(5, 5)[1:]), fp8core.ShapeError, r"offs needs shape \(3,\), .* got \(2,\)"),
+        (lambda x: grouped(x, offs=None), fp8core.DTypeError, "offs needs an array, got None"),
+        (lambda x: grouped(x, offs=ends(9, 9).repeat(2)[::2]), LayoutError, "offs needs contiguous memory"),
+        (lambda x: grouped(x, bias=x[0, :64]), fp8core.ShapeError, r"bias needs shape \(3, 64\), one row per group"),
+        (lambda x: grouped(x, out_dtype="float8_e4m3fn"), fp8core.DTypeError, "out_dtype needs one of float32"),
+        (lambda x: grouped(x, out=x.new_ones(4, 64)), fp8core.ShapeError, r"out needs shape \(5, 64\)"),
+        (lambda x: grouped(x, use_fast_accum=None), fp8core.DTypeError, "use_fast_accum needs True or F"),
+        (
+            lambda x: grouped(x, weight=EXPERTS.data, scale_b=x[:2, 0].float()),
+            fp8core.ShapeError,
+            "scale_b needs one num",
+        ),
         *(
             (function, error, f"{name} needs a .*number .*that float32 holds")
             for name, error, function in (
@@ -173,16 +197,19 @@ def test_vmap_in_a_graph_is_a_call_for_each_and_refused_beside_it():
     mapped = torch.vmap(lambda one: fp8core.linear(one, w))
     got = torch.compile(mapped, fullgraph=True, backend="aot_eager")(x)
     assert bits(got) == bits(torch.stack([fp8core.linear(one, w) for one in x]))
+    offs = torch.stack([ends(5, 5), ends(9, 9), ends(0, 5)])
+    got = torch.compile(torch.vmap(lambda x, offs: grouped(x, offs=offs)), fullgraph=True, backend="aot_eager")(x, offs)
+    assert bits(got) == bits(torch.stack([grouped(one, offs=of) for one, of in zip(x, offs, strict=True)]))
     with pytest.raises(LayoutError, match=r"x needs memory of its own, got a Tensor inside torch.func's vmap"):
         mapped(x)
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd])
-@pytest.mark.parametrize("kind", ["function", "layer"])
+@pytest.mark.parametrize("kind", ["function", "layer", "grouped"])
 def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):
     w = weight((1, -1))
     layer = fp8core.torch.Linear.from_linear(torch.nn.Linear(K, 8, dtype=torch.bfloat16))
-    call = layer if kind == "layer" else lambda x: fp8core.linear(x, w)
+    call = {"layer": layer, "function": lambda x: fp8core.linear(x, w), "grouped": grouped}[kind]
     derivative = transform(lambda x: call(x).float().sum())
     with pytest.raises(Exception, match=r"x needs to be outside of torch.func's (grad|jvp)"):
         torch.compile(derivative, fullgraph=True, backend="eager")(wide(1, K))

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import fp8core  # noqa: E402 - after the skip
 from fp8core import GROUP_128, w8a8  # noqa: E402
 from fp8core.torch import quantize_model_  # noqa: E402
-from pytorch.cases import K, N, bits, wide  # noqa: E402
+from pytorch.cases import K, N, bits, stacked, wide  # noqa: E402
 
 
 class Step(torch.nn.Module):
@@ -30,11 +30,17 @@ class Step(torch.nn.Module):
                 layer.bias.copy_(wide(K, seed=seed))
             self.layers[scheme] = layer
             quantize_model_(self.layers, include=[scheme], scheme=scheme)
+        for name, part in zip(("codes", "scales"), stacked(GROUP_128, n=K), strict=True):
+            self.register_buffer(name, part)
 
     def forward(self, x):
         total = self.layers["channel"](x)
         q = fp8core.rms_norm_quant(x, self.norm, 1e-6, residual=total, group_shape=GROUP_128, scale_layout="mn")
         y = self.layers["block"](q) + total
+        offs = (torch.arange(1, len(self.codes) + 1, device=x.device) * x.shape[0] // len(self.codes)).int()
+        y = fp8core.grouped_scaled_mm_nt(
+            fp8core.quantize(y, group_shape=GROUP_128), self.codes, scale_b=self.scales, offs=offs
+        )
         return self.layers["tensor"](y), fp8core.dequantize(fp8core.quantize(y, scale=0.05), dtype=torch.bfloat16)
 
 
@@ -48,7 +54,12 @@ def test_an_exported_program_takes_other_rows(strict, tmp_path):
     made = Step()
     program = exported(strict, made)
     names = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
-    assert {"fp8core.linear.default", "fp8core.rms_norm_quant.residual", "fp8core.quantize.static"} <= names
+    assert {
+        "fp8core.grouped_scaled_mm_nt.default",
+        "fp8core.linear.default",
+        "fp8core.rms_norm_quant.residual",
+        "fp8core.quantize.static",
+    } <= names
     torch.export.save(program, tmp_path / "step.pt2")
     loaded = torch.export.load(tmp_path / "step.pt2")
     for m in (2, 5, 17):

@@ -8,7 +8,7 @@ from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
 from fp8core.torch import quantize_model_, warm_up  # noqa: E402
-from pytorch.cases import CASES, bits, fresh_dynamo, wide  # noqa: E402, F401
+from pytorch.cases import CASES, bits, ends, fresh_dynamo, stacked, wide  # noqa: E402, F401
 
 pytestmark = pytest.mark.gpu
 
@@ -102,6 +102,26 @@ def test_reduce_overhead_of_functions_alone_has_the_bits_of_eager_calls():
             x = wide(4, 2 * WIDTH, seed=seed).cuda()
             torch.compiler.cudagraph_mark_step_begin()
             assert bits(compiled(x).cpu()) == bits(step(x).cpu())
+
+
+def test_each_replay_has_groups_of_its_own():
+    """A graph reads where the groups end when it is replayed."""
+    from torch._dynamo.utils import counters
+
+    counters.clear()
+    x, *weights = on_gpu((wide(16, 256), *stacked((1, -1))))
+
+    def step(x, offs):
+        a = fp8core.quantize(x)
+        return fp8core.grouped_scaled_mm_nt(a, weights[0], scale_b=weights[1], offs=offs) * 2
+
+    compiled = torch.compile(step, fullgraph=True, mode="reduce-overhead")
+    with torch.inference_mode():
+        for offs in (ends(16, 16), ends(3, 16), *(torch.tensor([at, 15, 16], dtype=torch.int32) for at in range(6))):
+            there = offs.cuda()
+            torch.compiler.cudagraph_mark_step_begin()
+            assert bits(compiled(x, there).cpu()) == bits(step(x, there).cpu())
+    assert not counters["inductor"]["cudagraph_skips"]
 
 
 @pytest.mark.parametrize("scheme", ["channel", "block"])

@@ -7,10 +7,12 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
-from pytorch.cases import K, bits, weight, wide  # noqa: E402
+from pytorch.cases import K, bits, stacked, weight, wide  # noqa: E402
 
 FUSED = weight((-1, -1))
 BLOCKED = weight((128, 128))
+EXPERTS, BLOCKED_EXPERTS = (fp8core.Quantized(*stacked(group), group) for group in ((1, -1), (128, 128)))
+OFFS = torch.tensor([2, 2, 9], dtype=torch.int32)  # of any rows: an end beyond them is the last of them
 ROUTED = {
     "quantize": lambda x: fp8core.quantize(x),
     "quantize_mn": lambda x: fp8core.quantize(x, group_shape=(1, 128), scale_layout="mn"),
@@ -24,6 +26,13 @@ ROUTED = {
     "linear_block": lambda x: fp8core.linear(x, BLOCKED, group_shape=(1, 128)),
     "linear_of_fp8": lambda x: fp8core.linear(fp8core.silu_and_mul_quant(torch.cat((x, x), -1)), FUSED),
     "scaled_mm": lambda x: fp8core.scaled_mm(fp8core.quantize(x), fp8core.quantize(x * 2 + 1).T, out_dtype="float32"),
+    "grouped": lambda x: fp8core.grouped_scaled_mm_nt(fp8core.quantize(x), EXPERTS, offs=OFFS, bias=torch.ones(3, 64)),
+    "grouped_block": lambda x: fp8core.grouped_scaled_mm_nt(
+        fp8core.quantize(x, group_shape=(1, 128), scale_layout="mn"), BLOCKED_EXPERTS, offs=OFFS
+    ),
+    "grouped_out": lambda x: fp8core.grouped_scaled_mm_nt(
+        fp8core.quantize(x), EXPERTS, offs=OFFS, out=x.new_zeros(x.shape[0], 64)
+    ),
 }
 
 

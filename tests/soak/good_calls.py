@@ -78,6 +78,35 @@ def _product(stored: bool) -> Good:
     )
 
 
+def _grouped() -> Good:
+    return Good(
+        fp8core.grouped_scaled_mm_nt,
+        {
+            "a": fresh_fp8((M, K)),
+            "weight": fresh_fp8((2, N, K)),
+            "scale_a": fresh_scale((M, 1)),
+            "scale_b": fresh_scale((2, N, 1)),
+            "offs": np.array([1, M], np.int32),
+            "bias": fresh((2, N)),
+            "out_dtype": "bfloat16",
+            "use_fast_accum": 1,
+            "out": fresh((M, N)),
+            "stream": None,
+        },
+        {
+            "a": "fp8",
+            "weight": "fp8",
+            "scale_a": "scale, there",
+            "scale_b": "scale, there",
+            "offs": "ends",
+            "bias": "bias",
+            "out_dtype": "dtype",
+            "use_fast_accum": "flag",
+            **_RESULT,
+        },
+    )
+
+
 _LAYER = {**_FLAGS, "bias": "bias", "group_shape": "group of a product", "out_dtype": "result dtype"}
 
 
@@ -164,6 +193,7 @@ GOOD: dict[str, Callable[[], Good]] = {
     "dequantize": _dequantize,
     "scaled_mm": lambda: _product(stored=False),
     "scaled_mm_nt": lambda: _product(stored=True),
+    "grouped_scaled_mm_nt": _grouped,
     "linear": lambda: _linear(fp8core.linear, call=True),
     "Fp8Linear": lambda: _linear(fp8core.Fp8Linear, call=False),
     "Fp8Linear.from_weight": lambda: Good(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soak import product_cases, quantize_cases, weight_cases
+from soak import grouped_cases, product_cases, quantize_cases, weight_cases
 from soak.arena import ODD_KINDS, Arena
 from soak.strategies import Case, examples
 from soak.verdicts import judge
@@ -23,6 +23,7 @@ CASES = {
     "silu_and_mul_quant": quantize_cases.silu_and_mul_quant,
     "scaled_mm": product_cases.scaled_mm_kn,
     "scaled_mm_nt": product_cases.scaled_mm,
+    "grouped_scaled_mm_nt": grouped_cases.grouped_scaled_mm_nt,
     "linear": product_cases.linear,
     "Fp8Linear": product_cases.layer,
     "requantize_with_max_scale": weight_cases.requantize_with_max_scale,

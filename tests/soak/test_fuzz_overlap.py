@@ -76,6 +76,17 @@ def _product():
     return operands, {"out", "amax"}, call
 
 
+def _grouped():
+    operands = {
+        "a": _codes(M, K),
+        "weight": _codes(2, N, K),
+        "scale_a": scales((M, 1), 1),
+        "scale_b": scales((2, N), 2),
+    }
+    operands |= {"bias": _floats(2, N), "offs": np.array([1, M], np.int32), "out": _floats(M, N)}
+    return operands, {"out"}, lambda o: fp8core.grouped_scaled_mm_nt(**o)
+
+
 def _linear():
     operands = {"x": _floats(M, K), "weight": _codes(N, K), "weight_scale": scales((N, 1), 2), "out": _floats(M, N)}
     return operands, {"out"}, lambda o: fp8core.linear(o["x"], o["weight"], o["weight_scale"], out=o["out"])
@@ -115,6 +126,7 @@ CALLS = {
     "rms_norm_quant": _norm,
     "silu_and_mul_quant": _silu,
     "scaled_mm_nt": _product,
+    "grouped_scaled_mm_nt": _grouped,
     "linear": _linear,
     "Fp8Linear": _layer,
     "requantize_with_max_scale": _requantize,

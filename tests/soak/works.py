@@ -13,6 +13,7 @@ from soak.machines import Machine
 from soak.product_cases import bounded
 from support import reference
 from support.engines import FLOATS, assert_same_bytes
+from support.grouped import Grouped, ends_of, exact, operands
 
 GUARD = 512
 NATIVE = numpy_dtype("float8_e4m3fn")
@@ -159,6 +160,28 @@ def product(m: int, n: int, k: int, mode: str, *, linear: bool = False) -> Work:
     return Work(name, tuple(inputs), (((m, n), "bfloat16"),), call, check)
 
 
+def grouped(sizes: tuple[int, ...], n: int, k: int, mode: str) -> Work:
+    """Return a product of groups of these sizes."""
+    ends, inputs = ends_of(sizes), []
+    for i in range(VARIANTS):
+        a, weight, scale_a, scale_b = operands(len(sizes), sum(sizes), n, k, mode, low=0.001 * (i + 1))
+        turned = np.roll(a, i, 0)  # each variant has other rows
+        inputs.append({"x": turned, "weight": weight, "scale_a": scale_a, "scale_b": scale_b, "offs": ends})
+
+    def call(o: Mapping[str, Any], outs: tuple[Any, ...] | None, **options: Any) -> tuple[Any, ...]:
+        given = o["x"], o["weight"], o["scale_a"], o["scale_b"]
+        out = None if outs is None else outs[0]
+        return (fp8core.grouped_scaled_mm_nt(*given, offs=o["offs"], out=out, **options),)
+
+    def check(o: Mapping[str, np.ndarray], got: list[np.ndarray]) -> None:
+        of = Grouped(o["x"], o["weight"], o["scale_a"], o["scale_b"])
+        most = Grouped(*(np.abs(x.astype(np.float32)).astype(x.dtype) for x in of))
+        bounded(got[0], exact(of, mode, ends), exact(most, mode, ends), "bfloat16")
+
+    name = f"grouped_scaled_mm_nt {sizes} {n}x{k} {mode}"
+    return Work(name, tuple(inputs), (((sum(sizes), n), "bfloat16"),), call, check)
+
+
 def works(*, large: bool) -> list[Work]:
     """Return the works: small ones for the host, those and larger ones for a GPU."""
     made = [
@@ -174,6 +197,7 @@ def works(*, large: bool) -> list[Work]:
         *(producer(9, 256, g, norm=norm) for g in (PER_TOKEN, GROUP_128) for norm in (True, False)),
         *(product(m, 48, 256, mode) for m in (1, 19) for mode in ("tensor", "row", "block")),
         *(product(7, 48, 256, mode, linear=True) for mode in ("tensor", "row", "block")),
+        *(grouped((3, 0, 1, 9), 48, 256, mode) for mode in ("tensor-each", "row-row", "group-block")),
     ]
     if large:
         made += [
@@ -182,6 +206,7 @@ def works(*, large: bool) -> list[Work]:
                 for m, g in ((512, PER_TENSOR), (512, PER_TOKEN), (48, GROUP_128))
             ),
             *(product(m, 1024, 2048, mode) for m in (1, 64, 200) for mode in ("tensor", "row", "block")),
+            *(grouped((0, 130, 7, 64), 1024, 2048, mode) for mode in ("tensor-each", "row-row", "group-block")),
             *(product(m, 1024, 2048, mode, linear=True) for m in (1, 64) for mode in ("tensor", "row", "block")),
         ]
     return made

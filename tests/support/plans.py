@@ -11,6 +11,8 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED, tiled
 from fp8core.kernels.gemm.sm90.tiled_cost import SPLIT_TILES, tiles
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.grouped.sm90 import SM90_GROUPED, candidates, plan_grouped
+from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
@@ -22,6 +24,7 @@ from support.problems import (
     all_close,
     dequantize,
     expand,
+    grouped_mm,
     linear,
     norm_quantize,
     normalize,
@@ -122,6 +125,16 @@ def by_split_tiles(target: Target) -> Iterator[Plan]:
             yield partial(tiled, problem, tile)
 
 
+def by_grouped_tiles(target: Target) -> Iterator[Plan]:
+    """Yield a plan for every tile of grouped products, for each pair of scales."""
+    if target.arch != 90:
+        return
+    for problem in grouped_mm(target):
+        if problem.groups == 8 and problem.m > 64 and SM90_GROUPED.refusal(problem) is None:
+            for tile in candidates(problem):
+                yield partial(plan_grouped, problem, tile)
+
+
 def by_layouts(target: Target) -> Iterator[Plan]:
     """Yield plans of sm90_decode_unaligned alone, in layouts of each kind."""
     for problem in unaligned(target):
@@ -142,6 +155,8 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "tiles": by_tiles,
     "split tiles": by_split_tiles,
     "layouts": by_layouts,
+    "grouped_mm": of_table(GROUPED_MM, grouped_mm),
+    "grouped tiles": by_grouped_tiles,
     "linear": of_table(LINEAR, linear),
     "arrange_scales": arrange,
     "rescale": rescale,

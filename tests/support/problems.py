@@ -12,6 +12,7 @@ from fp8core.problem import (
     AllClose,
     Dequantize,
     Expand,
+    GroupedMm,
     GroupShape,
     Linear,
     Normalize,
@@ -151,6 +152,28 @@ SCALES: dict[tuple[str, str], tuple[tuple[int, int], tuple[int, int]]] = {
     ("group", "group"): ((1, 16), (32, 1)),
 }
 """The strides of the scales of a product, by the granularities of both."""
+
+
+def grouped_mm(target: Target) -> Iterator[GroupedMm]:
+    """Yield grouped products: few and many rows of a group, every pair of scales, aligned and not."""
+    e4m3 = native(target)
+    for modes, strides in SCALES.items() if target.arch in THOROUGH else list(SCALES.items())[1:4:2]:
+        for groups, m in ((8, 64), (256, 1024), (8, 8192)):
+            for out, bias in (("bfloat16", ""), ("float32", "bfloat16")):
+                one = ScaledMm(
+                    *(target, m, 2048, 4096, e4m3, e4m3, out, *modes, *strides),
+                    *(bias if out == "bfloat16" or not bias else "float32", False, False, True, False),
+                    *(4096, 4096, 2048, 16),
+                )
+                yield GroupedMm(groups, one, 2048 * 4096, 2048, 2048 if bias else 0)
+        odd = ScaledMm(
+            *(target, 300, 515, 333, e4m3, e4m3, "float16", *modes, *strides),
+            *("float16", False, False, False, False, 333, 333, 515, 1),
+        )
+        yield GroupedMm(70, odd, 515 * 333, 515, 515)
+        yield GroupedMm(
+            3, odd._replace(k=336, lda=336, ldb=336, codes_alignment=16, out_alignment=2), 515 * 336, 515, 515
+        )
 
 
 def scaled_mm(target: Target) -> Iterator[ScaledMm]:

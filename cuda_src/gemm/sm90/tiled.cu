@@ -1,31 +1,5 @@
-// Products of many rows on sm_90a: out[m, n] = round(scales * (a[m, k] @ weight[n, k]^T) + bias).
-//
-// Work split: persistent and warp-specialized. One producer warpgroup of a block loads k-blocks of 128 columns of k,
-// and GROUPS consumer warpgroups multiply. A tile is 64 * GROUPS * M_SLICES rows x COLUMNS channels; each consumer has
-// every GROUPS-th slice of 64 rows. With PINGPONG a tile is 64 * M_SLICES rows, and two consumers make whole tiles by
-// turns (tiled_sequence.cuh).
-//
-// Pipeline: TMA fills a ring of STAGES k-blocks. Scales that change along k are applied to every k-block, in fp32: a
-// consumer scales and adds (promotes) its products while its next ones, or the other consumer's, are multiplied. Unless
-// k is split, sums follow its order, so equal rows get equal bits in any tile and any batch. Results are staged in
-// shared memory and stored by TMA, for which the next tile's epilogue waits. A consumer with two slices stores one
-// while the other, or the first of the next tile, is multiplied.
-//
-// Constants, -DFP8_<name>:
-//   GROUPS, M_SLICES         1 or 2
-//   PINGPONG                 0 or 1
-//   COLUMNS                  channels of a tile: an N of wgmma, and a multiple of 16
-//   STAGES                   of the ring
-//   A_TYPE, B_TYPE           FP8 formats
-//   SCALES                   SCALES_* of tiled_layout.cuh
-//   SCALE_TILES              whether TMA loads the 1x128 scales of a
-//   OUT, BIAS                0 fp32, 1 fp16, 2 bf16; OUT also 3 + an FP8 format; BIAS -1: none
-//   ACTIVATION, ACCUMULATES  of the ending (epilogue.cuh)
-//   AMAX                     whether to find the amax of the result
-//   STORE_TILES              whether TMA stores the result
-//   BUFFERS                  staging buffers of a consumer
-//   CLUSTER                  blocks whose tiles have the same channels, and which multicast loads of the weight
-//   SPLIT_K                  1; or 2 or 4 blocks, one cluster, that share a tile and its k (tiled_split.cuh)
+// Products of many rows on sm_90a: out[m, n] = round(scales * (a[m, k] @ weight[n, k]^T) + bias). tiled_block.cuh has the
+// pipeline, tiled_constants.cuh the constants.
 //
 // The caller owes: tensor maps of uint8, zero fill out of bounds, boxes of COLUMNS / CLUSTER rows (weight) and of a
 // tile's rows, at most m rounded up to 8 (a), x 128 columns, 128-byte swizzle; a map of the scales of a, as words,
@@ -35,25 +9,10 @@
 // * (weight_bytes + a_bytes) + the buffers + SplitSums::bytes + 1,024. With `prefetch_weight` the weight, its scales
 // and the bias may be read before the preceding kernel has ended; otherwise dependents start only after the wait, as in
 // sm90_decode.
-#include "tiled_math.cuh"
-#include "tiled_split.cuh"
-#include "tiled_store.cuh"
+#include "tiled_constants.cuh"
+#include "tiled_block.cuh"
 
-// The constants of compilation. Only this struct reads the -D names.
-struct Config {
-    static constexpr int groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS, stages = FP8_STAGES,
-                         scales = FP8_SCALES, scale_tiles = FP8_SCALE_TILES, pingpong = FP8_PINGPONG;
-    static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
-                         amax = FP8_AMAX;
-    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
-    static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
-    static constexpr int cluster = FP8_CLUSTER, split_k = FP8_SPLIT_K;
-};
 using C = TiledLayout<Config>;
-
-// Up to so many rows the weight is read once, so L2 evicts it first and keeps what is read again. Not if the result, of
-// two bytes each, is as large as the weight: measured 3 % slower (1024x24576x1536).
-constexpr int FEW_ROWS = 1024;
 
 extern "C" __global__ void __launch_bounds__(C::threads, 1)
     sm90_tiled(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
@@ -62,150 +21,6 @@ extern "C" __global__ void __launch_bounds__(C::threads, 1)
                const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
                const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks, int prefetch_weight,
                const float* out_scale, float* amax, float beta) {
-    extern __shared__ char dynamic[];
-    __shared__ alignas(8) word64 barriers[2 * C::stages], vector_barriers[4 + (C::accumulates ? C::groups : 0)],
-        split_barrier;
-    __shared__ alignas(128) float stage_scales[C::stages][C::stage_scales];
-    __shared__ alignas(8) float vectors[2][C::vectors];
-    __shared__ TileOrigin origins[2];
-
-    if (prefetch_weight) grid_dependency_launch();  // else after the wait, as in sm90_decode
-
-    // After a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
-    const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const unsigned ring = (shared_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes,
-                   staging = a_ring + C::stages * C::a_bytes;
-    const PipelineBarriers<C::stages> pipeline = {shared_address(barriers)};
-    const PipelineBarriers<2> vector_pipeline = {shared_address(vector_barriers)};
-    Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
-
-    const int rank = C::split_k > 1 ? (int)block_x() % C::split_k : 0;  // among the blocks that share a tile
-    const KPart part(k_blocks, rank, C::split_k);
-
-    // Computes the divisions of the first tile before the waits, not after them.
-    const C::Tiles tiles(m, n);
-    TileOrigin first = {};
-    const auto find_first = [&] {
-        first = tiles.origin();
-        asm volatile("" : "+r"(first.row), "+r"(first.column));
-    };
-    if (lane == 0) {  // divided among warps: a single one would take the sum of the times
-        if (warp == 0) {
-            map_prefetch(&weight_map);
-        } else if (warp == 1) {
-            map_prefetch(&a_map);
-            if (C::scale_tiles) map_prefetch(&scale_map);
-            if (C::store_tiles) map_prefetch(&out_map);
-        } else if (warp == 2) {
-            pipeline.init(C::full_arrivals, C::math_warps * C::cluster);
-            barrier_init_fence();
-        } else if (warp == 3) {
-            vector_pipeline.init(C::vector_threads, C::math_warps);
-            if constexpr (C::accumulates)
-                for (int i = 0; i < C::groups; ++i) barrier_init(shared_address(vector_barriers + 4 + i), 1);
-            barrier_init_fence();
-        }
-    }
-    if (C::split_k > 1 && warp == 3) tx_barrier_open(&split_barrier, SplitSums<C>::bytes);
-    if (warp < 2) find_first();
-    if constexpr (C::cluster * C::split_k > 1) {  // until all blocks have initialized their barriers
-        cluster_arrive();
-        cluster_wait();
-    } else {
-        __syncthreads();
-    }
-    if (warp < 4) {
-        if (warp > 1) find_first();
-        if constexpr (C::threads > 256) setmaxnreg_dec<C::loader_registers>();
-        // With `prefetch_weight`, warp 0 (weight) does not wait, nor warp 2 if it loads only scales of the weight and
-        // the bias.
-        if (!prefetch_weight || (warp != 0 && (warp != 2 || !C::scale_tiles))) grid_dependency_wait();
-        if (warp == 0 && !prefetch_weight) grid_dependency_launch();
-        if (warp == 0 && elected())
-            load_tiles<C, C::weight_bytes, true>(
-                &weight_map, ring, nullptr, 0, pipeline, tiles, first, part, C::columns,
-                m <= FEW_ROWS && 2 * m < k_blocks * BLOCK_K ? EVICT_FIRST : EVICT_NORMAL);
-        if (warp == 1 && elected())
-            load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
-                                             first, part, min_int(C::rows, (m + 7) & ~7), EVICT_NORMAL);
-        if (warp > 1) {
-            const ScaleGrid of_a = {scale_a + part.first * scale_a_k, scale_a_row, scale_a_k},
-                            of_b = {scale_b + part.first * scale_b_k, scale_b_row, scale_b_k};
-            load_scales<C>(stage_scales, vectors, origins, pipeline, vector_pipeline, &scale_map, of_a, of_b, epilogue,
-                           tiles, first, m, n, part, (int)threadIdx.x - 64);
-        }
-        return;
-    }
-    if constexpr (C::threads > 256) setmaxnreg_inc<C::math_registers>();
-    grid_dependency_wait();
-
-    const int group = warp / 4 - 1;
-    TileMath<C> math = {{}, {}, {}, pipeline, stage_scales, ring, a_ring, C::pingpong ? 0 : group, warp % 4, lane};
-    TileStore<C> store = {
-        &out_map, {out, ldo, m, n, lane}, warp / 4, warp % 4, staging + group * (C::buffers * C::buffer_bytes)};
-    if constexpr (C::accumulates) store.addend_full = shared_address(vector_barriers + 4 + group);
-    const Ending<C::out_type, C::activation, C::accumulates> ending = {beta};
-    epilogue = {bias, out_scale};  // the preceding kernel may have written out_scale
-    float largest = 0.0f;
-    TileSequence<C> sequence(group, tiles.count());
-    Ring<C::stages> at(0);
-    Ring<2> vectors_at(C::pingpong ? group : 0);
-    if (C::pingpong && group == 1) at.skip(part.count);
-    const auto make_tile = [&](auto rotation) {
-        TileOrigin origin = {};
-        const auto await_vectors = [&] {
-            vector_pipeline.wait_full(vectors_at);
-            origin = {__shfl_sync(0xffffffffu, origins[vectors_at.stage].row, 0),
-                      __shfl_sync(0xffffffffu, origins[vectors_at.stage].column, 0)};
-        };
-        constexpr bool early = C::along_k || C::accumulates;  // else only the epilogue needs the tile's origin
-        if constexpr (early) await_vectors();
-        sequence.take();
-        const int slice_step = math.slice_row(1) - math.slice_row(0);
-        if constexpr (C::accumulates) store.load_round(0, origin.row + math.slice_row(0), slice_step, origin.column);
-        const float* const of_tile = vectors[vectors_at.stage];
-        const auto store_slice = [&](auto of) {
-            constexpr int chosen = decltype(of)::value, pieces = C::pieces;
-            constexpr int from = chosen == WHOLE ? 0 : chosen, end = chosen == WHOLE ? C::m_slices : chosen + 1;
-            if constexpr (!early && from == 0) await_vectors();
-            if constexpr (C::split_k > 1) {
-                const unsigned buffer = staging + C::groups * (C::buffers * C::buffer_bytes);
-                const SplitSums<C> split = {rank, group, warp % 4, lane, buffer, shared_address(&split_barrier)};
-                if (!split.reduce(math.sums[0])) return;
-            }
-            [[maybe_unused]] float scales_a[C::m_slices][2];
-            if constexpr (!C::along_k)
-#pragma unroll
-                for (int i = 2 * from; i < 2 * end; ++i)
-                    scales_a[i / 2][i % 2] = of_tile[math.slice_row(i / 2) + math.lane_row() + i % 2 * 8];
-            const auto value = [&](int slice, int i, float addend) {
-                [[maybe_unused]] const int channel = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                float sum = math.sums[math.set_of(decltype(rotation)::value, slice)][i];
-                if constexpr (!C::along_k)
-                    sum = epilogue.scaled(sum, scales_a[slice][i / 2 % 2], of_tile[C::channel_scales_at + channel]);
-                if constexpr (C::bias_type >= 0) sum = epilogue.biased(sum, of_tile[C::bias_at + channel]);
-                sum = ending.of(sum, addend);
-                if constexpr (C::amax)
-                    if (origin.row + math.slice_row(slice) + math.lane_row() + i / 2 % 2 * 8 < m &&
-                        origin.column + channel < n)
-                        largest = maximum(largest, magnitude(sum));
-                return C::out_type > BFLOAT16 ? sum * epilogue.reciprocal : sum;
-            };
-            const int first_row = origin.row + math.slice_row(0);
-            store.template tile<from * pieces, end * pieces>(value, first_row, slice_step, origin.column);
-        };
-        math.template run<decltype(rotation)::value>(at, part.count, origin, sequence, store_slice);
-        if (!sequence.any()) return false;
-        __syncwarp();
-        if (lane == 0) vector_pipeline.release(vectors_at);
-        vectors_at.advance(sequence.step);
-        return true;
-    };
-    math.begin_tiles(at);
-    while ((!C::pingpong || sequence.any()) && make_tile(Constant<0>()) &&
-           (C::rotations < 2 || make_tile(Constant<1 % C::rotations>())) &&
-           (C::rotations < 3 || make_tile(Constant<2 % C::rotations>())));
-    wgmma_wait<0>();  // products issued after the last tile
-    if constexpr (C::amax) publish_amax(largest, amax);
-    if (C::store_tiles && store.leads()) stores_read<0>();
+    make_tiles<C>(C::Tiles(m, n), weight_map, a_map, out_map, scale_map, scale_a, scale_a_row, scale_a_k, scale_b,
+                  scale_b_row, scale_b_k, bias, out, ldo, m, n, k_blocks, prefetch_weight, out_scale, amax, beta);
 }

@@ -1,8 +1,7 @@
 // The sizes that follow from sm90_tiled's constants of compilation, and its producer warps.
 #pragma once
 #include "../pipeline.cuh"
-#include "../scheduler.cuh"
-#include "../epilogue.cuh"
+#include "../grouped_tiles.cuh"
 #include "../../ptx/cluster.cuh"
 
 // How the scales of a product enter. If they do not change along k, wgmma accumulates over all of k (CHAIN), or every
@@ -15,7 +14,19 @@ struct Constant {
     static constexpr int value = n;
 };
 
-// Config of tiled.cu, and what follows from it.
+// The scheduler: of one product, or of groups with a table of this capacity.
+template <int capacity, class Persistent, int rows, int columns, int row_group, int multiple>
+struct SchedulerOf {
+    using Tiles = GroupedTiles<rows, columns, row_group, capacity, multiple>;
+    using Origin = GroupTile;
+};
+template <class Persistent, int rows, int columns, int row_group, int multiple>
+struct SchedulerOf<0, Persistent, rows, columns, row_group, multiple> {
+    using Tiles = Persistent;
+    using Origin = TileOrigin;
+};
+
+// Config of tiled_constants.cuh, and what follows from it.
 template <class Config>
 struct TiledLayout : Config {
     static constexpr int groups_per_tile =
@@ -70,14 +81,52 @@ struct TiledLayout : Config {
     static constexpr int buffer_bytes = 64 * piece_bytes;
     static_assert(Config::m_slices * pieces % Config::buffers == 0, "BUFFERS must divide the pieces of a tile");
     static_assert(row_bytes % 32 == 0, "whole pieces of a row");
-    using Tiles =
-        PersistentTiles<rows, Config::columns, 32 / (rows / 64), Config::accumulates, Config::cluster, Config::split_k>;
+    static constexpr int row_group = 32 / (rows / 64);
+    static constexpr bool grouped = Config::group_table > 0;
+    // Whether a warpgroup skips tiles of which it has no rows: most groups have such tiles.
+    static constexpr bool skips = grouped && Config::groups == 2 && Config::m_slices == 1;
+    using Persistent =
+        PersistentTiles<rows, Config::columns, row_group, Config::accumulates, Config::cluster, Config::split_k>;
+    static constexpr int multiple = Config::scale_tiles ? 4 : 1;  // TMA loads words from multiples of 16 bytes on
+    using Scheduler = SchedulerOf<Config::group_table, Persistent, rows, Config::columns, row_group, multiple>;
+    using Tiles = typename Scheduler::Tiles;
+    using Origin = typename Scheduler::Origin;  // of a tile
+    static_assert(!grouped || (Config::cluster * Config::split_k == 1 && !Config::pingpong && !Config::accumulates &&
+                               !Config::amax && Config::out_type <= BFLOAT16),
+                  "grouped: a block makes whole tiles, of which there may be none");
     static_assert(!Config::pingpong || (Config::groups == 2 && Config::cluster == 1 && !promoted),
                   "ping-pong: two warpgroups, chains of sums, no clusters");
     static_assert(Config::split_k == 1 ||
                       (Config::m_slices == 1 && !Config::pingpong && Config::cluster == 1 && !Config::accumulates),
                   "split: one slice, no other clusters, and a result that is not added to");
 };
+
+// What a tile needs of the weight: its first row, its scales and its bias; in a grouped product, of its group.
+template <class Tiles>
+DEVICE int weight_row(const Tiles&, TileOrigin origin) {
+    return origin.column;
+}
+template <class Tiles>
+DEVICE ScaleGrid weight_scales_of(const Tiles&, TileOrigin, const ScaleGrid& all) {
+    return all;
+}
+template <class Tiles, class Epilogue>
+DEVICE Epilogue epilogue_of(const Tiles&, TileOrigin, const Epilogue& all) {
+    return all;
+}
+template <class Tiles>
+DEVICE int weight_row(const Tiles& tiles, GroupTile origin) {
+    return origin.group * tiles.n + origin.column;
+}
+template <class Tiles>
+DEVICE ScaleGrid weight_scales_of(const Tiles& tiles, GroupTile origin, const ScaleGrid& all) {
+    return {all.scales + origin.group * tiles.scale_stride, all.row, all.col};
+}
+template <class Tiles, int out_type, int bias_type>
+DEVICE Epilogue<out_type, bias_type> epilogue_of(const Tiles& tiles, GroupTile origin,
+                                                 const Epilogue<out_type, bias_type>& all) {
+    return {bias_from<bias_type>(all.bias, origin.group * tiles.bias_stride), nullptr};
+}
 
 // Called by one thread: loads the scales of a tile's rows for a k-block.
 template <class C>
@@ -113,7 +162,7 @@ DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int 
 // barrier of the cluster would not do: it may overtake the arrivals.)
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
-                       const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, TileOrigin origin,
+                       const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, typename C::Origin origin,
                        const KPart& k, int rows, word64 policy) {
     constexpr bool scales = !of_weight && C::scale_tiles, shared = of_weight && C::cluster > 1;
     const int part = shared ? rows / C::cluster * tiles.rank() : 0;
@@ -121,7 +170,7 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
     [[maybe_unused]] int full_at = C::stages;  // the k-block of the first tile at which the ring is full
     Ring<C::stages> at(0);
     for (; tiles.more(); tiles.next(), origin = tiles.origin(), full_at = -1) {
-        const int row = (of_weight ? origin.column : origin.row) + part;
+        const int row = (of_weight ? weight_row(tiles, origin) : origin.row) + part;
 #pragma unroll 1
         for (int i = 0; i < k.count; ++i, at.advance(1)) {
             const int k_block = k.first + i;
@@ -146,28 +195,33 @@ DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* sca
 template <class C>
 struct WeightScales {
     using Stages = float[C::stages][C::stage_scales];
-    ScaleGrid of_b;
+    using Origin = typename C::Origin;
+    const typename C::Tiles& tiles;
+    ScaleGrid all;
     int n, k_blocks, lane;
     float2 next;  // the lane's scales for the next 32 k-blocks
 
-    DEVICE WeightScales(const ScaleGrid& of_b, TileOrigin origin, int n, int k_blocks, int lane)
-        : of_b(of_b), n(n), k_blocks(k_blocks), lane(lane), next() {
-        load(origin.column, lane);
+    DEVICE WeightScales(const typename C::Tiles& tiles, const ScaleGrid& all, Origin origin, int n, int k_blocks,
+                        int lane)
+        : tiles(tiles), all(all), n(n), k_blocks(k_blocks), lane(lane), next() {
+        load(origin, lane);
     }
-    DEVICE void load(int column, int k_block) {
+    DEVICE void load(Origin origin, int k_block) {
         if (k_block >= k_blocks) return;
+        const int column = origin.column;
+        const ScaleGrid of_b = weight_scales_of(tiles, origin, all);
         const float* const from = of_b.scales + k_block * of_b.col;
         next =
             make_float2(from[column / BLOCK_K * of_b.row], from[min_int(column + BLOCK_K, n - 1) / BLOCK_K * of_b.row]);
     }
     // Stores the scales of a tile's k-blocks, and begins to load those of the next tile.
     DEVICE void store(Stages& stage_scales, const PipelineBarriers<C::stages>& pipeline, Ring<C::stages>& at,
-                      TileOrigin origin, TileOrigin after) {
+                      Origin origin, Origin after) {
 #pragma unroll 1
         for (int first = 0; first < k_blocks; first += 32) {
             const float2 scales = next;
             const bool ends = first + 32 >= k_blocks;
-            load(ends ? after.column : origin.column, ends ? lane : first + 32 + lane);
+            load(ends ? after : origin, ends ? lane : first + 32 + lane);
             const int end = min_int(k_blocks - first, 32);
 #pragma unroll 1
             for (int i = 0; i < end; ++i, at.advance(1)) {
@@ -184,10 +238,10 @@ struct WeightScales {
 
 // Called by vector_threads threads: loads a tile's vectors, by ordinary loads, once those of two tiles before are used.
 template <class C>
-DEVICE void load_vectors(float (&vectors)[2][C::vectors], TileOrigin (&origins)[2], const PipelineBarriers<2>& pipeline,
-                         const Ring<2>& at, const ScaleGrid& of_a, const ScaleGrid& of_b,
-                         const Epilogue<C::out_type, C::bias_type>& epilogue, TileOrigin origin, int m, int n,
-                         int thread) {
+DEVICE void load_vectors(float (&vectors)[2][C::vectors], typename C::Origin (&origins)[2],
+                         const PipelineBarriers<2>& pipeline, const Ring<2>& at, const ScaleGrid& of_a,
+                         const ScaleGrid& of_b, const Epilogue<C::out_type, C::bias_type>& epilogue,
+                         typename C::Origin origin, int m, int n, int thread) {
     pipeline.wait_empty(at);
     float* const to = vectors[at.stage];
     if (thread == 0) origins[at.stage] = origin;
@@ -236,22 +290,25 @@ DEVICE void load_each_scale(float (&stage_scales)[C::stages][C::stage_scales],
 // Called by vector_threads threads: loads the scales of each k-block and the vectors of each tile.
 template <class C>
 DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float (&vectors)[2][C::vectors],
-                        TileOrigin (&origins)[2], const PipelineBarriers<C::stages>& pipeline,
+                        typename C::Origin (&origins)[2], const PipelineBarriers<C::stages>& pipeline,
                         const PipelineBarriers<2>& vector_pipeline, const TensorMap* scale_map, const ScaleGrid& of_a,
                         const ScaleGrid& of_b, const Epilogue<C::out_type, C::bias_type>& epilogue,
-                        typename C::Tiles tiles, TileOrigin origin, int m, int n, const KPart& k, int thread) {
+                        typename C::Tiles tiles, typename C::Origin origin, int m, int n, const KPart& k, int thread) {
+    const auto load_vectors_of_tile = [&](const Ring<2>& vectors_at) {
+        load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, weight_scales_of(tiles, origin, of_b),
+                        epilogue_of(tiles, origin, epilogue), origin, m, n, thread);
+    };
     Ring<2> vectors_at(0);
     Ring<C::stages> at(0);
     if constexpr (C::scale_tiles) {
         if (thread < 32) {
-            WeightScales<C> weight_scales(of_b, origin, n, k.count, thread);
+            WeightScales<C> weight_scales(tiles, of_b, origin, n, k.count, thread);
             while (tiles.more()) {
-                load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n,
-                                thread);
+                load_vectors_of_tile(vectors_at);
                 vectors_at.advance(1);
                 __syncwarp();
                 tiles.next();
-                const TileOrigin after = tiles.more() ? tiles.origin() : origin;
+                const auto after = tiles.more() ? tiles.origin() : origin;
                 weight_scales.store(stage_scales, pipeline, at, origin, after);
                 origin = after;
             }
@@ -259,14 +316,15 @@ DEVICE void load_scales(float (&stage_scales)[C::stages][C::stage_scales], float
         }
     }
     for (; tiles.more(); tiles.next(), origin = tiles.origin()) {
-        load_vectors<C>(vectors, origins, vector_pipeline, vectors_at, of_a, of_b, epilogue, origin, m, n, thread);
+        load_vectors_of_tile(vectors_at);
         vectors_at.advance(1);
         __syncwarp();
         if constexpr (C::scale_tiles) {
             if (C::separate_scale_thread && elected())
                 load_scale_tiles<C>(scale_map, shared_address(stage_scales), pipeline, at, origin.row, k);
         } else if constexpr (C::along_k) {
-            load_each_scale<C>(stage_scales, pipeline, at, of_a, of_b, origin, m, n, k.count, thread);
+            load_each_scale<C>(stage_scales, pipeline, at, of_a, weight_scales_of(tiles, origin, of_b), origin, m, n,
+                               k.count, thread);
         }
     }
     if (C::along_k && !C::scale_tiles) cp_async_wait_all();

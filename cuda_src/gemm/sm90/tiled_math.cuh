@@ -284,6 +284,14 @@ struct TileMath {
             begin_chains<0>(at, false);
         }
     }
+    // Releases the k-blocks of a tile of which this warpgroup has no rows: its tensor core is the other's.
+    DEVICE void skip(Place& at, int k_blocks) const {
+#pragma unroll 1
+        for (int left = k_blocks; left > 0; --left, at.advance(1)) {
+            pipeline.wait_full(at);
+            release(at);
+        }
+    }
     // Multiplies a tile, and calls store(Constant<slice>()) when a slice's sums are complete, or once for the WHOLE
     // tile. With C::ahead its first products are issued already, and those of the next tile are issued before it is
     // stored. After the last tile, whatever the ring holds is multiplied and not used: under a condition, ptxas would

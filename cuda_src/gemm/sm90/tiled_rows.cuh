@@ -22,7 +22,13 @@ struct TileRows {
     using Out = typename ElementOf<C::element_bytes>::Type;
     void* out;
     long long ldo;
-    int m, n, lane;
+    int first, m, n, lane;  // rows from `first` to m are stored
+
+    DEVICE void only(int from, int end) {
+        first = from;
+        m = end;
+    }
+    DEVICE bool has(int row) const { return row < m && (!C::grouped || row >= first); }
 
     // The offset in a buffer of 16 bytes of a row, in the swizzle of TMA.
     DEVICE static unsigned place(int row, int vector) {
@@ -45,7 +51,7 @@ struct TileRows {
         constexpr int steps = 16 / rows_at_once, most = C::scales == SCALES_GROUP ? 1 : 2;
         constexpr int batch = steps < most ? steps : most;
         const int vector = lane % vectors, bytes = bytes_from(column);
-        if (bytes <= 0) return;
+        if (bytes <= 0 || (C::grouped && row >= m)) return;
 #pragma unroll 1
         for (int begin = 0; begin < steps; begin += batch) {
             Vector16 low[batch], high[batch];
@@ -60,7 +66,7 @@ struct TileRows {
                 const int at = row + (begin + i) * rows_at_once + lane / vectors;
                 byte* const to = row_of(at, column);
                 const int ahead = -(int)off_word(to) & 15;
-                if (at < m && ahead + 16 * vector + 16 <= bytes)
+                if (has(at) && ahead + 16 * vector + 16 <= bytes)
                     store16(to + ahead + 16 * vector, joined(low[i], high[i], ahead));
             }
         }
@@ -72,11 +78,11 @@ struct TileRows {
 #pragma unroll
             for (int i = 0; i < of_edges; ++i) {
                 const int number = (begin + i) * 32 + lane, down = number / each % 16;
-                byte* const first = row_of(row + down, column);
-                const int head = min_int(-(int)off_word(first) & 15, bytes);
+                byte* const begin = row_of(row + down, column);
+                const int head = min_int(-(int)off_word(begin) & 15, bytes);
                 int at = (number / (16 * each) * each + number % each) * C::element_bytes;
                 if (at >= head) at += (bytes - head) & ~15;
-                to[i] = row + down < m && at < bytes ? first + at : nullptr;
+                to[i] = has(row + down) && at < bytes ? begin + at : nullptr;
                 if (to[i]) elements[i] = shared_load_element<C::element_bytes>(buffer + place(down, at / 16) + at % 16);
             }
 #pragma unroll

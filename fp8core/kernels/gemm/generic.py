@@ -150,6 +150,24 @@ def constants(p: ScaledMm) -> dict[str, int]:
     }
 
 
+def tile_constants(p: ScaledMm, shape: Tile) -> dict[str, int]:
+    """Return the constants with which tiles in shared memory are compiled."""
+    return {
+        **constants(p),
+        "FP8_PROMOTED": int(is_promoted(p)),
+        "FP8_ROWS": shape.rows,
+        "FP8_COLS": shape.cols,
+        "FP8_WARP_ROWS": shape.warp_rows,
+        "FP8_WARP_COLS": shape.warp_cols,
+        "FP8_DEPTH": depth_of(p),
+    }
+
+
+def tile_bytes(p: ScaledMm, shape: Tile) -> int:
+    """Return the dynamic shared memory of a block that makes such a tile."""
+    return (2 if is_direct(p) else 4) * (shape.rows + shape.cols) * depth_of(p)
+
+
 def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
     """Return ``round(scale_a * (scale_b * acc) + bias)``, by tiles in shared memory.
 
@@ -158,24 +176,14 @@ def plan_mma(p: ScaledMm, shape: Tile | None = None) -> Matmul:
     zeros plus the bias.
     """
     shape = shape or tile(p)
-    compiled = constants(p)
-    depth = depth_of(p)
     launcher = jit.prepare(
         p.target,
         "gemm/generic/mma",
         "generic_mma",
-        {
-            **compiled,
-            "FP8_PROMOTED": int(is_promoted(p)),
-            "FP8_ROWS": shape.rows,
-            "FP8_COLS": shape.cols,
-            "FP8_WARP_ROWS": shape.warp_rows,
-            "FP8_WARP_COLS": shape.warp_cols,
-            "FP8_DEPTH": depth,
-        },
+        tile_constants(p, shape),
         GenericArgs,
         block=shape.warps() * p.target.warp,
-        shared_bytes=(2 if is_direct(p) else 4) * (shape.rows + shape.cols) * depth,
+        shared_bytes=tile_bytes(p, shape),
         programmatic=True,
     )
     args = GenericArgs(MatmulArgs.of(p, ceil_div(p.m, shape.rows)), 0, 0, p.beta)

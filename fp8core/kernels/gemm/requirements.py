@@ -1,7 +1,7 @@
 """Requirements of rows of `scaled_mm`, each with its refusal."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
@@ -96,10 +96,10 @@ def block_count(rows: int, channels: int) -> Requirement:
     return Requirement(holds, text + ", got m={p.m} and n={p.n}")
 
 
-def grid_fits(shape: Callable[[ScaledMm], tuple[int, int]]) -> Requirement:
+def grid_fits(shape: Callable[[Any], tuple[int, int]]) -> Requirement:
     """Require a grid that a launch can have; ``shape`` gives its blocks along x and the threads of a block."""
 
-    def check(p: ScaledMm) -> Refusal | None:
+    def check(p: Any) -> Refusal | None:
         blocks, threads = shape(p)
         most = limits.blocks_along_x(p.target, threads)
         text = f"needs at most {most} blocks of {threads} threads, got {blocks} for m={p.m} and n={p.n}"

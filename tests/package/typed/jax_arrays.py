@@ -15,6 +15,8 @@ assert_type(q, Quantized[jax.Array, jax.Array])
 assert_type(q.data, jax.Array)
 assert_type(fp8core.linear(x, q), jax.Array)
 assert_type(fp8core.scaled_mm_nt(q, q), jax.Array)
+experts = fp8core.quantize(jnp.ones((2, 8, 256)))
+assert_type(fp8core.grouped_scaled_mm_nt(q, experts, offs=jnp.array([1, 4], jnp.int32)), jax.Array)
 assert_type(fp8core.Fp8Linear(q)(x), jax.Array)
 for made in (q.data, q.scale, fp8core.linear(x, q)):
     assert isinstance(made, jax.Array)

@@ -34,6 +34,10 @@ assert_type(fp8core.scaled_mm(a, w.T, out_dtype="float32"), NumpyArray)
 assert_type(fp8core.scaled_mm(a.data, w.data.T, a.scale, w.scale.T, out_dtype=ml_dtypes.bfloat16), NumpyArray)
 assert_type(fp8core.scaled_mm_nt(a, w, bias=np.ones(8, np.float32)), NumpyArray)
 assert_type(fp8core.scaled_mm_nt(fp8core.quantize(x), fp8core.quantize(weight)), NumpyArray)
+experts = fp8core.quantize(np.ones((2, 8, 256), np.float32))
+ends = np.array([1, 4], np.int32)
+assert_type(fp8core.grouped_scaled_mm_nt(a, experts, offs=ends), NumpyArray)
+assert_type(fp8core.grouped_scaled_mm_nt(a.data, experts.data, a.scale, experts.scale, offs=ends), NumpyArray)
 assert_type(fp8core.linear(x, w, group_shape=fp8core.PER_TOKEN), NumpyArray)
 assert_type(fp8core.linear(a, w), NumpyArray)
 
@@ -91,6 +95,7 @@ def on_a_gpu(x: LikeCupy, stream: Stream) -> LikeCupy:
     assert_type(fp8core.linear(x, q), LikeCupy)
     assert_type(fp8core.linear(q, q), LikeCupy)
     assert_type(q.dequantize(stream=CupyLikeStream()), LikeCupy)
+    assert_type(fp8core.grouped_scaled_mm_nt(q, q, offs=x), Any)
     assert_type(fp8core.scaled_mm_nt(q, q), Any)  # a Float8Array or an array of CuPy, as out_dtype says
     assert_type(fp8core.rms_norm_quant(x, x, 1e-6), Quantized[Float8Array, LikeCupy])
     return fp8core.dequantize(q)

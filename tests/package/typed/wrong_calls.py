@@ -23,6 +23,9 @@ fp8core.dequantize(q, dtype="float8_e4m3fn")  # type: ignore
 fp8core.scaled_mm_nt(q, 3)  # type: ignore
 fp8core.scaled_mm_nt(q, q, out_dtype="int8")  # type: ignore
 fp8core.scaled_mm_nt(q, q, bias=1.0)  # type: ignore
+fp8core.grouped_scaled_mm_nt(q, q)  # type: ignore
+fp8core.grouped_scaled_mm_nt(q, q, offs=[1])  # type: ignore
+fp8core.grouped_scaled_mm_nt(q, q, offs=x, out_dtype="float8_e4m3fn")  # type: ignore
 fp8core.linear(x, q, out_dtype="float8_e4m3fn")  # type: ignore
 fp8core.linear(x, q, group_shape=None)  # type: ignore
 fp8core.linear(x)  # type: ignore

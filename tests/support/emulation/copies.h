@@ -184,6 +184,7 @@ void emulation_tile_load(unsigned to, const void *given, int column, int row, un
     const Map &map = *static_cast<const Map *>(given);
     column *= static_cast<int>(map.item);
     if (to % 128 || to >= OF_BLOCK) fail(SITE, "TMA loads to %#x, which is no multiple of 128 of this block", to);
+    if (column % 16) fail(SITE, "TMA loads from byte %d of rows, which is no multiple of 16: an illegal instruction on an H200", column);
     each_part(map, to, column, row, [&](unsigned, long long from, long long inside) {
         if (inside) check_global(static_cast<uintptr_t>(from), static_cast<size_t>(inside), READ, SITE);
     });

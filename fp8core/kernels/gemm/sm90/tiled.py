@@ -59,14 +59,20 @@ class Layout(NamedTuple):
     dynamic_bytes: int
 
     @classmethod
-    def of(cls, problem: ScaledMm, tile: Tile) -> "Layout":
-        """Return a layout with a buffer per piece of a tile, or fewer if that would leave too few stages."""
+    def of(cls, problem: ScaledMm, tile: Tile, table_bytes: int = 0) -> "Layout":
+        """Return a layout with a buffer per piece of a tile, or fewer if that would leave too few stages.
+
+        Args:
+            problem: the product.
+            tile: its tile.
+            table_bytes: the bytes of a grouped product's table of groups.
+        """
         scales, row_bytes = scales_of(problem), tile.columns * ITEMSIZE[problem.out]
         along_k = scales in ("block", "group")
         piece = staged_piece(tile, ITEMSIZE[problem.out])
         words = tile.rows + (tile.columns if scales == "group" else 32) if along_k else 1
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
-        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224 - 4 * tile.received
+        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224 - 4 * tile.received - table_bytes
         pieces = tile.m_slices * row_bytes // piece
         stores_wait = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
         least = PINGPONG_STAGES - stores_wait if tile.pingpong else LEAST_STAGES
@@ -103,6 +109,59 @@ def launch_cluster(problem: ScaledMm, tile: Tile) -> int:
     return 2 if tile.cluster == 1 and several and scales_of(problem) == "block" else tile.cluster
 
 
+def constants(
+    problem: ScaledMm, tile: Tile, layout: Layout, *, scale_tiles: bool, group_table: int = 0
+) -> dict[str, int]:
+    """Return the constants of ``cuda_src/gemm/sm90/tiled_constants.cuh``."""
+    return {
+        "FP8_GROUPS": tile.groups,
+        "FP8_M_SLICES": tile.m_slices,
+        "FP8_PINGPONG": int(tile.pingpong),
+        "FP8_COLUMNS": tile.columns,
+        "FP8_STAGES": layout.stages,
+        "FP8_A_TYPE": FORMAT[problem.a],
+        "FP8_B_TYPE": FORMAT[problem.b],
+        "FP8_SCALES": SCALES[scales_of(problem)],
+        "FP8_SCALE_TILES": int(scale_tiles),
+        "FP8_OUT": RESULT[problem.out],
+        "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
+        "FP8_AMAX": int(problem.amax),
+        **ending(problem),
+        "FP8_STORE_TILES": int(stores_tiles(problem)),
+        "FP8_BUFFERS": layout.buffers,
+        "FP8_CLUSTER": tile.cluster,
+        "FP8_SPLIT_K": tile.split_k,
+        "FP8_GROUP_TABLE": group_table,
+    }
+
+
+class MapsOf(NamedTuple):
+    """The tensor maps of a product's operands."""
+
+    weight: Maps
+    a: Maps
+    out: Maps
+    scales: Maps
+    """Those of a, if TMA loads them; otherwise zeros at address 0."""
+
+
+def maps_of(problem: ScaledMm, tile: Tile, layout: Layout, *, weight_rows: int, scale_tiles: bool) -> MapsOf:
+    """Return the tensor maps of a product's operands, given the rows of the weight's memory."""
+    item = ITEMSIZE[problem.out]
+    out_maps: Maps = NO_MAPS
+    scale_maps: Maps = {0: bytes(128)}
+    if stores_tiles(problem):
+        rows = WARP_ROWS if tile.split_k > 1 else STAGED_ROWS
+        out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, rows, layout.piece_bytes)
+    if scale_tiles:
+        scale_stride = 4 * problem.scale_a_strides[1]
+        scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, scale_stride, 1, tile.rows)
+    # A box has no more rows than a, rounded up to 8: TMA takes longer to fill rows with zeros than to load them.
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, round_up(problem.m, 8)))
+    b_maps = tensor_maps(weight_rows, problem.k, problem.ldb, tile.columns // tile.cluster)
+    return MapsOf(b_maps, a_maps, out_maps, scale_maps)
+
+
 def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     """Return one launch for any number of rows: ``round(scale_a * (scale_b * acc) + bias)``.
 
@@ -110,32 +169,13 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     """
     problem = in_groups(problem)
     tile = tile or fastest(problem)
-    layout, item = Layout.of(problem, tile), ITEMSIZE[problem.out]
-    result_tiles, scale_tiles = stores_tiles(problem), loads_scale_tiles(problem)
+    layout, scale_tiles = Layout.of(problem, tile), loads_scale_tiles(problem)
     cluster = launch_cluster(problem, tile)
     launcher = jit.prepare(
         problem.target,
         "gemm/sm90/tiled",
         "sm90_tiled",
-        {
-            "FP8_GROUPS": tile.groups,
-            "FP8_M_SLICES": tile.m_slices,
-            "FP8_PINGPONG": int(tile.pingpong),
-            "FP8_COLUMNS": tile.columns,
-            "FP8_STAGES": layout.stages,
-            "FP8_A_TYPE": FORMAT[problem.a],
-            "FP8_B_TYPE": FORMAT[problem.b],
-            "FP8_SCALES": SCALES[scales_of(problem)],
-            "FP8_SCALE_TILES": int(scale_tiles),
-            "FP8_OUT": RESULT[problem.out],
-            "FP8_BIAS": TYPE[problem.bias] if problem.bias else -1,
-            "FP8_AMAX": int(problem.amax),
-            **ending(problem),
-            "FP8_STORE_TILES": int(result_tiles),
-            "FP8_BUFFERS": layout.buffers,
-            "FP8_CLUSTER": tile.cluster,
-            "FP8_SPLIT_K": tile.split_k,
-        },
+        constants(problem, tile, layout, scale_tiles=scale_tiles),
         TiledArgs,
         block=128 * (1 + tile.groups),
         shared_bytes=layout.dynamic_bytes,
@@ -146,17 +186,9 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
     numbers = TiledArgs(b"", b"", b"", b"", CommonArgs.of(problem), 0, 0, problem.beta)
     blocks = tile.tiles(problem.m, problem.n) * tile.split_k
     multiply = launcher.bind_args((blocks if tile.split_k > 1 else min(blocks, most), 1, 1), numbers)
-    # A box has no more rows than a, rounded up to 8: TMA takes longer to fill rows with zeros than to load them.
-    a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, round_up(problem.m, 8)))
-    b_maps = tensor_maps(problem.n, problem.k, problem.ldb, tile.columns // tile.cluster)
-    out_maps: Maps = NO_MAPS
-    scale_maps: Maps = {0: bytes(128)}
-    if result_tiles:
-        rows = WARP_ROWS if tile.split_k > 1 else STAGED_ROWS
-        out_maps = tensor_maps(problem.m, problem.n * item, problem.ldo * item, rows, layout.piece_bytes)
-    if scale_tiles:
-        scale_stride = 4 * problem.scale_a_strides[1]
-        scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, scale_stride, 1, tile.rows)
+    b_maps, a_maps, out_maps, scale_maps = maps_of(
+        problem, tile, layout, weight_rows=problem.n, scale_tiles=scale_tiles
+    )
 
     def launch(
         stream: int, a: int, b: int, scale_a: int, scale_b: int, bias: int, out: int, out_scale: int, amax: int, _: int

@@ -1,0 +1,2 @@
+#include "../../ptx/matrix.cuh"
+#include "grouped.cuh"

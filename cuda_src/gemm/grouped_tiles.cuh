@@ -1,0 +1,124 @@
+// The tiles of a grouped product: consecutive rows of a and out belong to groups, each with a weight of its own, and no
+// tile has rows of two groups. Where the groups end is read from memory, so only the device knows how many tiles there
+// are.
+#pragma once
+#include "epilogue.cuh"
+#include "scheduler.cuh"
+
+DEVICE int max_int(int x, int y) { return x > y ? x : y; }
+
+// The parameters of a grouped product: GroupArgs of fp8core/kernels/grouped/args.py. The rows of group i end before
+// offs[i]; strides are in elements, from group to group.
+#define GROUP_PARAMETERS \
+    const int *offs, int groups, long long weight_stride, long long scale_stride, long long bias_stride
+
+// A tile of a group, which has the rows from `begin` to `end`.
+struct GroupTile : TileOrigin {
+    int begin, end, group;
+};
+
+// The bias from an element on; null if there is none.
+template <int bias_type>
+DEVICE const void* bias_from(const void* bias, long long element) {
+    return static_cast<const byte*>(bias) + (bias_type < 0 ? 0 : bias_type == FLOAT32 ? 4 : 2) * element;
+}
+
+// In shared memory: the first row and the first tile of each group; after the last group, the ends of both.
+template <int capacity>
+struct GroupTable {
+    int first_row[capacity + 1], first_tile[capacity + 1];
+};
+
+// The inclusive maximum, or sum, of the lanes up to this one.
+template <class Of>
+DEVICE int scan_warp(int x, const Of& of) {
+#pragma unroll
+    for (int step = 1; step < WARP; step *= 2) {
+        const int before = (int)shuffle_from((unsigned)x, (lane() - step) % WARP);
+        if ((int)lane() >= step) x = of(before, x);
+    }
+    return x;
+}
+// The same of the lanes before this one; 0 for the first.
+template <class Of>
+DEVICE int scan_warp_before(int x, const Of& of) {
+    const int before = (int)shuffle_from((unsigned)scan_warp(x, of), (lane() - 1) % WARP);
+    return lane() == 0 ? 0 : before;
+}
+
+// Called by one warp: fills the table for tiles of ``rows`` rows, ``column_tiles`` side by side. An end beyond the last
+// row counts as the last row, one before an earlier end as that end: such groups are empty, and no two share a row. The
+// first tile of a group begins at a multiple of ``multiple`` rows, at or before the group's first row.
+template <int rows, int multiple, int capacity>
+DEVICE void find_groups(GroupTable<capacity>& table, const int* offs, int groups, int m, int column_tiles) {
+    constexpr int each = capacity / WARP;  // consecutive groups of a lane
+    const int first = (int)lane() * each;
+    int ends[each], last = 0;
+#pragma unroll
+    for (int i = 0; i < each; ++i) ends[i] = first + i < groups ? offs[first + i] : 0;
+#pragma unroll
+    for (int i = 0; i < each; ++i) ends[i] = last = max_int(last, min_int(ends[i], m));
+    const int before = scan_warp_before(last, max_int);
+    const auto tiles_of = [&](int start, int end) {
+        return end == start ? 0 : (end - start / multiple * multiple + rows - 1) / rows * column_tiles;
+    };
+    int tiles = 0;
+#pragma unroll
+    for (int i = 0, start = before; i < each; start = ends[i++]) {
+        ends[i] = max_int(ends[i], before);
+        tiles += tiles_of(start, ends[i]);
+    }
+    int tile = scan_warp_before(tiles, [](int x, int y) { return x + y; });
+#pragma unroll
+    for (int i = 0, start = before; i < each; start = ends[i++]) {
+        table.first_row[first + i] = start;
+        table.first_tile[first + i] = tile;
+        tile += tiles_of(start, ends[i]);
+    }
+    if ((int)lane() == WARP - 1) {
+        table.first_row[capacity] = ends[each - 1];
+        table.first_tile[capacity] = tile;
+    }
+}
+
+// A block takes every grid_x()-th tile, as `PersistentTiles` does, group by group. Within a group `row_group` tiles of
+// rows come before the next columns.
+template <int rows, int columns, int row_group, int capacity, int multiple = 1>
+struct GroupedTiles {
+    GroupTable<capacity>& table;
+    const int* offs;
+    int groups, m, n, column_tiles, at;
+    long long scale_stride, bias_stride;  // from group to group
+
+    DEVICE GroupedTiles(GroupTable<capacity>& table, const int* offs, int groups, int m, int n, long long scale_stride,
+                        long long bias_stride)
+        : table(table),
+          offs(offs),
+          groups(groups),
+          m(m),
+          n(n),
+          column_tiles((n + columns - 1) / columns),
+          at((int)block_x()),
+          scale_stride(scale_stride),
+          bias_stride(bias_stride) {}
+    // Called by one warp, before all others.
+    DEVICE void find() const { find_groups<rows, multiple>(table, offs, groups, m, column_tiles); }
+    DEVICE bool more() const { return at < table.first_tile[capacity]; }
+    DEVICE void next() { at += (int)grid_x(); }
+    // How many tiles this block has left.
+    DEVICE int count() const { return (table.first_tile[capacity] - at + (int)grid_x() - 1) / (int)grid_x(); }
+    DEVICE static int rank() { return 0; }  // no block shares a tile
+    DEVICE GroupTile origin() const {
+        int group = 0;  // the last one whose first tile is not after `at`: groups before it without rows have the same
+#pragma unroll
+        for (int step = capacity / 2; step > 0; step /= 2)
+            if (table.first_tile[group + step] <= at) group += step;
+        const int start = table.first_row[group], end = table.first_row[group + 1];
+        const int first_row = start / multiple * multiple;
+        const int row_tiles = (end - first_row + rows - 1) / rows, place = at - table.first_tile[group];
+        const int first = place / (row_group * column_tiles) * row_group;
+        // After the last tile there is a next one, too, which nobody makes: without rows.
+        const int height = max_int(1, min_int(row_group, row_tiles - first)), within = place - first * column_tiles;
+        return {{first_row + (first + within % height) * rows, within / height * columns}, start, end, group};
+    }
+};

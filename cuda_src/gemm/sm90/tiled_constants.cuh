@@ -1,0 +1,28 @@
+// The constants with which sm90_tiled and sm90_grouped are compiled, -DFP8_<name>:
+//   GROUPS, M_SLICES         1 or 2
+//   PINGPONG                 0 or 1
+//   COLUMNS                  channels of a tile: an N of wgmma, and a multiple of 16
+//   STAGES                   of the ring
+//   A_TYPE, B_TYPE           FP8 formats
+//   SCALES                   SCALES_* of tiled_layout.cuh
+//   SCALE_TILES              whether TMA loads the 1x128 scales of a
+//   OUT, BIAS                0 fp32, 1 fp16, 2 bf16; OUT also 3 + an FP8 format; BIAS -1: none
+//   ACTIVATION, ACCUMULATES  of the ending (epilogue.cuh)
+//   AMAX                     whether to find the amax of the result
+//   STORE_TILES              whether TMA stores the result
+//   BUFFERS                  staging buffers of a consumer
+//   CLUSTER                  blocks whose tiles have the same channels, and which multicast loads of the weight
+//   SPLIT_K                  1; or 2 or 4 blocks, one cluster, that share a tile and its k (tiled_split.cuh)
+//   GROUP_TABLE              0; or the groups that the table of a grouped product holds: a power of two from 32 on
+#pragma once
+
+// Only this struct reads the -D names.
+struct Config {
+    static constexpr int groups = FP8_GROUPS, m_slices = FP8_M_SLICES, columns = FP8_COLUMNS, stages = FP8_STAGES,
+                         scales = FP8_SCALES, scale_tiles = FP8_SCALE_TILES, pingpong = FP8_PINGPONG;
+    static constexpr int a_type = FP8_A_TYPE, b_type = FP8_B_TYPE, out_type = FP8_OUT, bias_type = FP8_BIAS,
+                         amax = FP8_AMAX;
+    static constexpr int activation = FP8_ACTIVATION, accumulates = FP8_ACCUMULATES;
+    static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
+    static constexpr int cluster = FP8_CLUSTER, split_k = FP8_SPLIT_K, group_table = FP8_GROUP_TABLE;
+};

@@ -1,0 +1,141 @@
+"""A mixture of experts with FP8 weights in two grouped products, compared with the same layer in float64.
+
+    python examples/mixture_of_experts.py [--framework numpy|cupy|torch] [--tokens 64] [--experts 8] [--each 2]
+
+Each token is routed to some of the experts. Its rows are sorted by expert and quantized, one grouped product multiplies
+them with the gate and up projections of all experts, SiLU is fused with the quantization of its result, and another
+grouped product multiplies with the down projections. The program prints how many rows each expert got, the kernels, and
+the relative error. NumPy runs on the CPU, CuPy on a GPU, and PyTorch on a GPU if there is one.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128
+
+
+class Experts(NamedTuple):
+    """The weights of all experts: ``[experts, 2 * inner, hidden]`` and ``[experts, hidden, inner]``, wide or FP8."""
+
+    gate_up: Any
+    down: Any
+
+
+class Route(NamedTuple):
+    """Which rows the grouped products multiply, sorted by expert, and how their results are summed."""
+
+    tokens: Any
+    """The token of each row."""
+    offs: Any
+    """Where the rows of each expert end."""
+    back: Any
+    """For each token, one choice after the other: its row."""
+
+
+class Framework(NamedTuple):
+    """What the layer needs of a framework of arrays."""
+
+    array: Callable[[np.ndarray], Any]
+    numpy: Callable[[Any], np.ndarray]
+    route: Callable[[Any, int], Route]
+    device: str
+
+
+def like_numpy(xp: Any, numpy: Callable[[Any], np.ndarray], device: str) -> Framework:
+    """Return NumPy, or CuPy, which has the same functions."""
+
+    def route(chosen: Any, experts: int) -> Route:
+        expert_of = chosen.reshape(-1)
+        order = xp.argsort(expert_of, kind="stable")
+        ends = xp.searchsorted(expert_of[order], xp.arange(experts), side="right")
+        return Route(order // chosen.shape[1], ends.astype(xp.int32), xp.argsort(order))
+
+    return Framework(xp.asarray, numpy, route, device)
+
+
+def from_torch() -> Framework:
+    """Return PyTorch, on a GPU if there is one. Nothing in its route waits for the GPU."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+
+    def route(chosen: Any, experts: int) -> Route:
+        expert_of, order = torch.sort(chosen.flatten(), stable=True)
+        numbers = torch.arange(experts, device=device)
+        ends = torch.searchsorted(expert_of, numbers, right=True, out_int32=True)
+        return Route(order // chosen.shape[1], ends, torch.argsort(order))
+
+    return Framework(lambda x: torch.from_numpy(x).to(device), lambda x: x.cpu().numpy(), route, device)
+
+
+def framework(name: str) -> Framework:
+    """Return a framework by its name."""
+    if name == "torch":
+        return from_torch()
+    if name == "cupy":
+        import cupy
+
+        return like_numpy(cupy, cupy.asnumpy, "cuda")
+    return like_numpy(np, np.asarray, "cpu")
+
+
+def in_fp8(x: Any, shares: Any, route: Route, experts: Experts) -> Any:
+    """Return the weighted sums of the experts' results; ``shares [tokens, each]`` are the weights."""
+    a = fp8core.quantize(x[route.tokens], group_shape=GROUP_128)
+    gate_up = fp8core.grouped_scaled_mm_nt(a, experts.gate_up, offs=route.offs, out_dtype="float16")
+    h = fp8core.silu_and_mul_quant(gate_up, group_shape=GROUP_128)
+    y = fp8core.grouped_scaled_mm_nt(h, experts.down, offs=route.offs, out_dtype="float32")
+    return (y[route.back].reshape(*shares.shape, -1) * shares[..., None]).sum(1)
+
+
+def in_float64(x: np.ndarray, shares: np.ndarray, chosen: np.ndarray, experts: Experts) -> np.ndarray:
+    """Return the same sums in float64, expert by expert."""
+    out = np.zeros(x.shape)
+    for at, (gate_up, down) in enumerate(zip(*experts, strict=True)):
+        token, choice = np.nonzero(chosen == at)
+        gate, up = np.split(x[token].astype(np.float64) @ gate_up.T, 2, axis=1)
+        out[token] += shares[token, choice, None] * ((gate / (1 + np.exp(-gate)) * up) @ down.T)
+    return out
+
+
+def main() -> None:
+    """Run the layer in both precisions, and print how far they are apart."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--framework", choices=("numpy", "cupy", "torch"), default="numpy")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--each", type=int, default=2, help="experts of a token")
+    parser.add_argument("--hidden", type=int, default=256, help="a multiple of 128, so that no block crosses experts")
+    parser.add_argument("--inner", type=int, default=128, help="a multiple of 64")
+    chosen = parser.parse_args()
+    of = framework(chosen.framework)
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((chosen.tokens, chosen.hidden), np.float32)
+    wide = Experts(
+        rng.standard_normal((chosen.experts, 2 * chosen.inner, chosen.hidden), np.float32) * chosen.hidden**-0.5,
+        rng.standard_normal((chosen.experts, chosen.hidden, chosen.inner), np.float32) * chosen.inner**-0.5,
+    )
+    logits = rng.standard_normal((chosen.tokens, chosen.experts), np.float32)
+    best = np.argsort(-logits, axis=1)[:, : chosen.each]
+    shares = np.exp(np.take_along_axis(logits, best, 1))
+    shares /= shares.sum(1, keepdims=True)
+
+    experts = Experts(*[fp8core.quantize(of.array(weight), group_shape=BLOCK_128) for weight in wide])
+    route = of.route(of.array(best), chosen.experts)
+    made = of.numpy(in_fp8(of.array(x), of.array(shares), route, experts))
+    exact = in_float64(x, shares, best, wide)
+
+    print("rows of each expert:", *np.diff(of.numpy(route.offs), prepend=0))
+    a = fp8core.quantize(of.array(x)[route.tokens], group_shape=GROUP_128)
+    print(fp8core.explain(fp8core.grouped_scaled_mm_nt, a, experts.gate_up, offs=route.offs).short)
+    error = np.linalg.norm(made - exact) / np.linalg.norm(exact)
+    print(f"relative error with {chosen.framework} on {of.device}: {error:.4f}")
+
+
+if __name__ == "__main__":
+    main()

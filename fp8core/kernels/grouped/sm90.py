@@ -1,0 +1,137 @@
+"""Grouped products on sm_90a, by the tiles of sm90_tiled: ``cuda_src/gemm/sm90/grouped.cu``."""
+
+import math
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.gemm.overlap import overlapped_us
+from fp8core.kernels.gemm.requirements import (
+    CODES_AT_16,
+    COUNTABLE,
+    FLOAT32_SCALES,
+    OCP_FORMATS,
+    STRIDES_OF_16,
+    WHOLE_ELEMENTS,
+    WHOLE_WORDS,
+)
+from fp8core.kernels.gemm.scales import in_groups
+from fp8core.kernels.gemm.sm90 import tiled_cost
+from fp8core.kernels.gemm.sm90.decode import CommonArgs
+from fp8core.kernels.gemm.sm90.tiled import Layout, constants, loads_scale_tiles, maps_of
+from fp8core.kernels.gemm.sm90.tiled_cost import Tile
+from fp8core.kernels.grouped.args import GroupArgs, GroupedLaunch, capacity, most_row_tiles, table_bytes
+from fp8core.kernels.grouped.requirements import FEW_GROUPS, WEIGHTS_FOLLOW, of_product
+from fp8core.kernels.requirements import CUDA, supports
+from fp8core.problem import ITEMSIZE, GroupedMm
+from fp8core.runtime import jit
+from fp8core.runtime.args import TensorMap
+from fp8core.table import Kernel, Requirement
+
+
+class GroupedArgs(NamedTuple):
+    """The arguments of sm90_grouped."""
+
+    weight_map: TensorMap
+    a_map: TensorMap
+    out_map: TensorMap
+    scale_map: TensorMap
+    common: CommonArgs
+    group: GroupArgs
+
+
+HALF: Final = 0.5
+"""Tiles of a group, on average, beyond those that its rows fill."""
+ALONE: Final = 1.3
+"""Factor on the time of tiles of one consumer warpgroup, which multiplies and stores by turns: of 1.0 to 1.4 the one by
+which the chosen tiles were the fastest on an H200 (``python -m bench.grouped --tiles``)."""
+
+
+def us(p: GroupedMm, tile: Tile) -> float:
+    """Return the estimated microseconds of a tile if rows fall into groups at random, all equally likely.
+
+    The multiprocessors take as long as for a product with as many whole tiles; the memory reads every weight that is
+    used.
+    """
+    one, average = p.product, p.product.m / max(1, p.groups)
+    used = p.groups * (1 - math.exp(-average))
+    tiles = max(1, round(used * max(1.0, one.m / max(used, 1.0) / tile.rows + HALF)))
+    busy = tiled_cost.us(one._replace(m=tiles * tile.rows), tile) - tiled_cost.START_US
+    memory = (used * one.n * one.k + one.m * (one.k + ITEMSIZE[one.out] * one.n)) / tiled_cost.BYTES_A_US
+    busy *= ALONE if tile.groups == 1 else 1.0
+    return tiled_cost.START_US + overlapped_us(tiled_cost.OVERLAP, memory, busy)
+
+
+def candidates(p: GroupedMm) -> tuple[Tile, ...]:
+    """Return the tiles that a block makes alone and whole.
+
+    Some leave no registers for the groups: of 256 rows those of chains over k, which have three sets of sums, and those
+    with two sets of products beside float32 results with a bias.
+    """
+    one, scales = p.product, tiled_cost.scales_of(p.product)
+    most = 128 if scales == "chain" else 256
+    full = (96, 128) if scales == "block" and one.out == "float32" and one.bias else ()
+    return tuple(
+        tile
+        for tile in tiled_cost.tiles(one)
+        if tile.cluster == 1
+        and not tile.pingpong
+        and tile.rows <= most
+        and not (tile.rows == 128 and tile.columns in full)
+    )
+
+
+@lru_cache(8192)
+def by_cost(p: GroupedMm) -> tuple[Tile, ...]:
+    """Return the candidates, the fastest by estimate first."""
+    return tuple(sorted(candidates(p), key=lambda tile: us(p, tile)))
+
+
+def plan_grouped(p: GroupedMm, tile: Tile | None = None) -> GroupedLaunch:
+    """Return one launch for groups of any sizes: ``round(scale_a * (scale_b[i] * acc) + bias[i])``."""
+    p = p._replace(product=in_groups(p.product))
+    one, tile = p.product, tile or by_cost(p)[0]
+    layout, scale_tiles = Layout.of(one, tile, table_bytes(p)), loads_scale_tiles(one)
+    launcher = jit.prepare(
+        one.target,
+        "gemm/sm90/grouped",
+        "sm90_grouped",
+        constants(one, tile, layout, scale_tiles=scale_tiles, group_table=capacity(p)),
+        GroupedArgs,
+        block=128 * (1 + tile.groups),
+        shared_bytes=layout.dynamic_bytes,
+        programmatic=True,
+    )
+    blocks = min(one.target.multiprocessors, most_row_tiles(p, tile.rows) * ceil_div(one.n, tile.columns))
+    numbers = GroupedArgs(b"", b"", b"", b"", CommonArgs.of(one), GroupArgs.of(p))
+    multiply = launcher.bind_args((blocks, 1, 1), numbers)
+    maps = maps_of(one, tile, layout, weight_rows=p.groups * one.n, scale_tiles=scale_tiles)
+    weight_maps, a_maps, out_maps, scale_maps = maps
+
+    def launch(stream: int, a: int, weight: int, scale_a: int, scale_b: int, bias: int, offs: int, out: int, /) -> None:
+        scale_map = scale_maps[scale_a if scale_tiles else 0]
+        multiply(stream, weight_maps[weight], a_maps[a], out_maps[out], scale_map, scale_a, scale_b, bias, out, offs)
+
+    return launch
+
+
+WEIGHT_ROWS: Final = Requirement(
+    lambda p: p.groups * p.product.n < 1 << 31 and most_row_tiles(p, 64) * ceil_div(p.product.n, 32) < 1 << 31,
+    "counts rows of all weights, and tiles, in 32 bits, got {p.groups} groups of n={p.product.n} with m={p.product.m}",
+)
+SM90_GROUPED: Final = Kernel(
+    "sm90_grouped",
+    (
+        CUDA,
+        supports("wgmma"),
+        *map(
+            of_product,
+            (OCP_FORMATS, FLOAT32_SCALES, CODES_AT_16, STRIDES_OF_16, COUNTABLE, WHOLE_ELEMENTS, WHOLE_WORDS),
+        ),
+        FEW_GROUPS,
+        WEIGHTS_FOLLOW,
+        WEIGHT_ROWS,
+    ),
+    plan_grouped,
+)
+"""The row of `grouped_scaled_mm_nt` on Hopper."""

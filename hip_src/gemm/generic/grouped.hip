@@ -1,0 +1,2 @@
+#include "../matrix.cuh"
+#include "../../../cuda_src/gemm/generic/grouped.cuh"
