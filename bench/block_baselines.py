@@ -49,16 +49,23 @@ PACKAGES: Final = {
 }
 
 
+def module(folder: Path, package: str) -> Any:
+    """Return a package in the folder's ``site``; None, with the reason printed, if it is absent or not importable."""
+    site = folder / "site"
+    if str(site) not in sys.path:
+        sys.path.insert(0, str(site))
+    if not (site / package).is_dir():
+        return None
+    try:
+        return import_module(package)
+    except (ImportError, OSError, RuntimeError) as error:
+        print(f"{package}: left out, {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
+        return None
+
+
 def load(folder: Path) -> Iterator[tuple[str, Call]]:
     """Yield the name and the product of each package in the folder's ``site``; print why others cannot be imported."""
-    site = folder / "site"
-    sys.path.insert(0, str(site))
     for name, (package, call) in PACKAGES.items():
-        if not (site / package).is_dir():
-            continue
-        try:
-            module = import_module(package)
-        except (ImportError, OSError, RuntimeError) as error:
-            print(f"{package}: left out, {type(error).__name__}: {str(error).splitlines()[0]}", file=sys.stderr)
-            continue
-        yield name, call(module)
+        found = module(folder, package)
+        if found is not None:
+            yield name, call(found)

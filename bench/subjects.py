@@ -85,6 +85,13 @@ SUBJECTS: Final[dict[str, Subject]] = {
         deep_gemm=True,
         goes_on=True,
     ),
+    "grouped": Subject(
+        "bench.grouped",
+        "grouped products of mixtures of experts",
+        short=_arguments("--models Qwen3-30B --tokens 1 128"),
+        deep_gemm=True,
+        goes_on=True,
+    ),
     "ending": Subject(
         "bench.ending",
         "products with an activation or beta",
