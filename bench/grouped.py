@@ -10,7 +10,7 @@ multiples of 128 rows ("contiguous"), or as many rows for each expert ("masked")
 import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, block_baselines, log, timing
+from bench import baselines, block_baselines, decode, log, timing
 from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.kernels.grouped import sm90
+from fp8core.problem import BLOCK
 
 FP8: Final = baselines.FP8
-BLOCK: Final = 128
 WRONG: Final = 5e-3
 SWAPPED_ROWS: Final = 64
 """Up to so many rows vLLM's kernel takes sizes with m and n exchanged."""
@@ -75,7 +75,12 @@ class Operands(NamedTuple):
     out: torch.Tensor
 
 
-Call = Callable[[Operands], torch.Tensor]
+class Variant(NamedTuple):
+    """A way to make the product of a case's operands."""
+
+    run: Callable[[], torch.Tensor]
+    rows: Callable[[torch.Tensor], torch.Tensor] = lambda result: result
+    """Returns the rows of the result in the order of those of a."""
 
 
 def codes(*shape: int) -> torch.Tensor:
@@ -112,112 +117,93 @@ def roofline(o: Operands) -> Roofline:
     return Roofline(used * n * k + rows * k + 2 * rows * n, 2 * rows * n * k)
 
 
-def ours(o: Operands) -> torch.Tensor:
-    """Call fp8core's product."""
-    made: torch.Tensor = fp8core.grouped_scaled_mm_nt(o.a, o.weight, o.scale_a, o.scale_b, offs=o.offs, out=o.out)
-    return made
+def ours(o: Operands) -> Variant:
+    """Return fp8core's product."""
+    return Variant(lambda: fp8core.grouped_scaled_mm_nt(o.a, o.weight, o.scale_a, o.scale_b, offs=o.offs, out=o.out))
 
 
-def tiles(o: Operands) -> dict[str, Call]:
-    """Return the product by each tile that sm90_grouped can have, in the order of estimates."""
+def tiles(o: Operands) -> Iterator[tuple[str, Variant]]:
+    """Yield the product by each tile that sm90_grouped can have, in the order of estimates."""
     problem = fp8core.explain(
         fp8core.grouped_scaled_mm_nt, o.a, o.weight, o.scale_a, o.scale_b, offs=o.offs, out=o.out
     ).problem
+    matrices = [x.data_ptr() for x in (o.a, o.weight, o.scale_a, o.scale_b)]
 
-    def call(plan: Any) -> Call:
-        def run(o: Operands) -> torch.Tensor:
-            codes = o.a.data_ptr(), o.weight.data_ptr()
-            plan(
-                *(timing.stream(), *codes, o.scale_a.data_ptr(), o.scale_b.data_ptr(), 0),
-                *(o.offs.data_ptr(), o.out.data_ptr()),
-            )
-            return o.out
+    def run(plan: Any) -> torch.Tensor:
+        plan(timing.stream(), *matrices, 0, o.offs.data_ptr(), o.out.data_ptr())
+        return o.out
 
-        return run
-
-    return {str(tile): call(sm90.plan_grouped(problem, tile)) for tile in sm90.by_cost(problem)}
+    for tile in sm90.by_cost(problem):
+        yield str(tile), Variant(partial(run, sm90.plan_grouped(problem, tile)))
 
 
-def torch_grouped(o: Operands) -> Call:
+def torch_grouped(o: Operands) -> Variant:
     """Return torch's grouped product, which has no ``out``."""
-    weight, scale_a, scale_b = o.weight.transpose(1, 2), o.scale_a.flatten(), o.scale_b.flatten(1)
-    return lambda o: torch._scaled_grouped_mm(
-        o.a, weight, scale_a, scale_b, offs=o.offs, out_dtype=torch.bfloat16, use_fast_accum=True
+    matrices = o.a, o.weight.transpose(1, 2), o.scale_a.flatten(), o.scale_b.flatten(1)
+    return Variant(
+        lambda: torch._scaled_grouped_mm(*matrices, offs=o.offs, out_dtype=torch.bfloat16, use_fast_accum=True)
     )
 
 
-def vllm(ops: Any, o: Operands) -> Call:
+def vllm(ops: Any, o: Operands) -> Variant:
     """Return vLLM's product; sizes and strides are made before."""
     (groups, n, k), rows = o.weight.shape, len(o.a)
-    starts = torch.tensor([0, *o.offs.tolist()[:-1]], dtype=torch.int64, device="cuda")
     sizes = [[n, count, k] if rows <= SWAPPED_ROWS else [count, n, k] for count in o.counts]
     problems = torch.tensor(sizes, dtype=torch.int32, device="cuda")
+    starts = o.offs.long() - problems[:, int(rows <= SWAPPED_ROWS)]
     of_k, of_n = (torch.full((groups,), size, dtype=torch.int64, device="cuda") for size in (k, n))
+    matrices = o.out, o.a, o.weight, o.scale_a, o.scale_b
 
-    def run(o: Operands) -> torch.Tensor:
-        ops.cutlass_moe_mm(
-            *(o.out, o.a, o.weight, o.scale_a, o.scale_b, starts, problems, of_k, of_k, of_n, True, True)
-        )
+    def run() -> torch.Tensor:
+        ops.cutlass_moe_mm(*matrices, starts, problems, of_k, of_k, of_n, True, True)
         return o.out
 
-    return run
+    return Variant(run)
 
 
-def contiguous(module: Any, o: Operands) -> Call:
+def contiguous(module: Any, o: Operands) -> Variant:
     """Return DeepGEMM's product of groups that begin at multiples of 128 rows, from copies of the operands."""
-    begins, total = [], 0
-    for count in o.counts:
-        begins.append(total)
-        total += -(-count // BLOCK) * BLOCK
-    groups = torch.repeat_interleave(torch.arange(len(o.counts), device="cuda"), torch.tensor(o.counts, device="cuda"))
-    starts = torch.tensor([0, *o.offs.tolist()[:-1]], device="cuda")
-    place = torch.tensor(begins, device="cuda")[groups] + torch.arange(len(o.a), device="cuda") - starts[groups]
+    counts = torch.tensor(o.counts, device="cuda")
+    padded = (counts + BLOCK - 1) // BLOCK * BLOCK
+    groups = torch.arange(len(counts), device="cuda")
+    moved = (padded.cumsum(0) - padded) - (o.offs - counts)  # how far the rows of each group move
+    place = torch.arange(len(o.a), device="cuda") + moved.repeat_interleave(counts)
+    indices = groups.repeat_interleave(padded).int()
+    total = len(indices)
     a = torch.zeros(total, o.a.shape[1], dtype=torch.uint8, device="cuda")
     a[place] = o.a.view(torch.uint8)
     scale = torch.zeros(o.scale_a.shape[1], total, device="cuda").T
     scale[place] = o.scale_a
-    indices = torch.full((total,), -1, dtype=torch.int32, device="cuda")
-    indices[place] = groups.int()
-    for begin, count, group in zip(begins, o.counts, range(len(begins)), strict=True):
-        indices[begin + count : begin + -(-count // BLOCK) * BLOCK] = group
     out = torch.empty(total, o.out.shape[1], dtype=torch.bfloat16, device="cuda")
 
-    def run(o: Operands) -> torch.Tensor:
+    def run() -> torch.Tensor:
         module.m_grouped_fp8_gemm_nt_contiguous((a.view(FP8), scale), (o.weight, o.scale_b), out, indices)
         return out
 
-    def run_and_gather(o: Operands) -> torch.Tensor:
-        return run(o)[place]
-
-    run.gathered = run_and_gather  # type: ignore[attr-defined]
-    return run
+    return Variant(run, lambda result: result[place])
 
 
-def masked(module: Any, o: Operands) -> Call:
+def masked(module: Any, o: Operands) -> Variant:
     """Return DeepGEMM's product with as many rows for each group, from copies of the operands so laid out."""
     groups, most = len(o.counts), -(-max(o.counts) // 64) * 64
     a = torch.zeros(groups, most, o.a.shape[1], dtype=torch.uint8, device="cuda")
     scale = torch.zeros(groups, o.scale_a.shape[1], most, device="cuda").transpose(1, 2)
     out = torch.empty(groups, most, o.out.shape[1], dtype=torch.bfloat16, device="cuda")
-    for group, (count, end) in enumerate(zip(o.counts, o.offs.tolist(), strict=True)):
-        a[group, :count] = o.a.view(torch.uint8)[end - count : end]
-        scale[group, :count] = o.scale_a[end - count : end]
+    for group, (count, rows) in enumerate(zip(o.counts, rows_of(o), strict=True)):
+        a[group, :count] = o.a.view(torch.uint8)[rows]
+        scale[group, :count] = o.scale_a[rows]
     counts = torch.tensor(o.counts, dtype=torch.int32, device="cuda")
     expected = max(1, len(o.a) // groups)
 
-    def run(o: Operands) -> torch.Tensor:
+    def run() -> torch.Tensor:
         module.m_grouped_fp8_gemm_nt_masked((a.view(FP8), scale), (o.weight, o.scale_b), out, counts, expected)
         return out
 
-    def run_and_gather(o: Operands) -> torch.Tensor:
-        return torch.cat([part[:count] for part, count in zip(run(o), o.counts, strict=True)])
-
-    run.gathered = run_and_gather  # type: ignore[attr-defined]
-    return run
+    return Variant(run, lambda result: torch.cat([part[:count] for part, count in zip(result, o.counts, strict=True)]))
 
 
-def others(case: Case, o: Operands, loaded: baselines.Loaded, deep_gemm: Any) -> Iterator[tuple[str, Call]]:
-    """Yield the name and the call of each baseline that takes the case."""
+def others(case: Case, o: Operands, loaded: baselines.Loaded, deep_gemm: Any) -> Iterator[tuple[str, Variant]]:
+    """Yield the name and the product of each baseline that takes the case."""
     if case.mode == "row":
         yield "torch", torch_grouped(o)
         if loaded.vllm is not None:
@@ -227,19 +213,19 @@ def others(case: Case, o: Operands, loaded: baselines.Loaded, deep_gemm: Any) ->
         yield "masked", masked(deep_gemm, o)
 
 
-def error(o: Operands, result: torch.Tensor) -> float:
+def rows_of(o: Operands) -> list[slice]:
+    """Return the rows of each group."""
+    return [slice(end - count, end) for end, count in zip(accumulate(o.counts), o.counts, strict=True)]
+
+
+def error(case: Case, o: Operands, result: torch.Tensor) -> float:
     """Return the relative error of a result, of up to eight groups."""
-    used = [group for group, count in enumerate(o.counts) if count]
+    used = [(group, rows) for group, rows in enumerate(rows_of(o)) if o.counts[group]]
     wrong = total = 0.0
-    for group in used[:4] + used[-4:]:
-        end = int(o.offs[group])
-        rows, (n, k) = slice(end - o.counts[group], end), o.weight.shape[1:]
-        scale_a, scale_b = o.scale_a[rows], o.scale_b[group]
-        if scale_a.shape[1] > 1:
-            scale_a = scale_a.repeat_interleave(BLOCK, 1)[:, :k]
-            scale_b = scale_b.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-        want = (o.a[rows].float() * scale_a).double() @ (o.weight[group].float() * scale_b).double().T
-        wrong += float((result[rows].double() - want).square().sum())
+    for group, rows in used[:4] + used[-4:]:
+        one = decode.Operands(o.a[rows], o.weight[group], o.scale_a[rows], o.scale_b[group], result[rows])
+        want = decode.want(decode.Case(case.mode, o.counts[group], case.n, case.k), one)
+        wrong += float((one.out.double() - want).square().sum())
         total += float(want.square().sum())
     return (wrong / total) ** 0.5 if total else 0.0
 
@@ -251,21 +237,21 @@ def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, all_tiles: boo
     record = {**case._asdict(), "rows": len(o.a), "used": sum(count > 0 for count in o.counts), "floor_us": floor}
     if not len(o.a):
         return {**record, "us": {}, "wrong": {}}
-    runs: dict[str, Call] = {"fp8core": ours}
+    calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    variants = tiles(o).items() if all_tiles else others(case, o, loaded, deep_gemm)
-    for name, run in [*runs.items(), *variants]:
-        runs[name] = run
+    variants = tiles(o) if all_tiles else others(case, o, loaded, deep_gemm)
+    for name, variant in [("fp8core", ours(o)), *variants]:
         o.out.fill_(float("nan"))
         try:
-            off = error(o, getattr(run, "gathered", run)(o))
+            off = error(case, o, variant.rows(variant.run()))
             torch.cuda.synchronize()
         except (RuntimeError, AttributeError, TypeError, ValueError) as fault:
             wrong[name] = f"{type(fault).__name__}: {str(fault)[:900]}"
             continue
-        if not off <= WRONG:
+        if off <= WRONG:
+            calls[name] = [variant.run]
+        else:
             wrong[name] = f"relative error {off:.1e}"
-    calls = {name: [partial(run, o)] for name, run in runs.items() if name not in wrong}
     timing.rest()
     times = timing.compare(calls, replays=9, least=4 if floor > 300 else 16)
     return {**record, "us": timing.fields(times), "wrong": wrong}
