@@ -82,7 +82,8 @@ DEVICE void find_groups(GroupTable<capacity>& table, const int* offs, int groups
 }
 
 // A block takes every grid_x()-th tile, as `PersistentTiles` does, group by group. Within a group `row_group` tiles of
-// rows come before the next columns.
+// rows come before the next columns. Which of them is the first changes with every round of all blocks: the last rows of
+// a group are few and take less time, and always the same blocks would have them.
 template <int rows, int columns, int row_group, int capacity, int multiple = 1>
 struct GroupedTiles {
     GroupTable<capacity>& table;
@@ -119,6 +120,7 @@ struct GroupedTiles {
         const int first = place / (row_group * column_tiles) * row_group;
         // After the last tile there is a next one, too, which nobody makes: without rows.
         const int height = max_int(1, min_int(row_group, row_tiles - first)), within = place - first * column_tiles;
-        return {{first_row + (first + within % height) * rows, within / height * columns}, start, end, group};
+        const int row = within % height, round = (at - row) / (int)grid_x();
+        return {{first_row + (first + (row + round) % height) * rows, within / height * columns}, start, end, group};
     }
 };

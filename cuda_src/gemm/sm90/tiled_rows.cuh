@@ -91,6 +91,26 @@ struct TileRows {
         }
     }
 
+    // The same for rows that begin at multiples of 16 bytes, as those that TMA stores do: a vector a lane and row. Only
+    // one that the result ends in is stored by elements.
+    DEVICE void store_aligned(unsigned buffer, int row, int column) const {
+        constexpr int batch = C::scales == SCALES_GROUP ? 1 : 4;  // registers
+        const int at = 16 * (lane % vectors), bytes = bytes_from(column);
+        if (at >= bytes || row >= m) return;
+#pragma unroll batch
+        for (int begin = 0; begin < 16; begin += rows_at_once) {
+            const int down = begin + lane / vectors;
+            if (!has(row + down)) continue;
+            const unsigned from = buffer + place(down, lane % vectors);
+            byte* const to = row_of(row + down, column) + at;
+            if (at + 16 <= bytes) store16(to, shared_load16(from));
+            else
+#pragma unroll 1
+                for (int i = 0; i < bytes - at; i += C::element_bytes)
+                    *(Out*)(to + i) = (Out)shared_load_element<C::element_bytes>(from + i);
+        }
+    }
+
     // Loads the addends of this warp's 16 rows of a piece: each vector of the buffer from the two aligned vectors of
     // the result's memory that contain it; by elements at the result's beginning and end. Nothing outside is read.
     DEVICE void load(unsigned buffer, int row, int column) const {

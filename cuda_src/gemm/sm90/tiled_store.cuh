@@ -142,9 +142,9 @@ struct TileStore {
                 const int column = first_column + (round + i) % C::pieces * C::piece_columns;
                 const unsigned buffer = buffer_of(round + i);
                 const int below = C::split_k > 1 ? warp * 16 : 0;
-                // TMA would also store rows of other groups.
-                if (!C::store_tiles || (C::grouped && (row < rows.first || row + 64 > rows.m)))
-                    rows.store(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
+                if (!C::store_tiles) rows.store(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
+                else if (C::grouped && (row < rows.first || row + 64 > rows.m))  // TMA would store rows of others, too
+                    rows.store_aligned(buffer + warp * (16 * C::piece_bytes), row + warp * 16, column);
                 else if (leads() && row + below < rows.m && column < rows.n)
                     tile_store(map, buffer + below * C::piece_bytes, column * C::element_bytes, row + below);
             }

@@ -92,6 +92,8 @@ def plan_grouped(p: GroupedMm, tile: Tile | None = None) -> GroupedLaunch:
     p = p._replace(product=in_groups(p.product))
     one, tile = p.product, tile or by_cost(p)[0]
     layout, scale_tiles = Layout.of(one, tile, table_bytes(p)), loads_scale_tiles(one)
+    tiles, multiprocessors = most_row_tiles(p, tile.rows) * ceil_div(one.n, tile.columns), one.target.multiprocessors
+    cluster = 2 if tiles > multiprocessors else 1  # neighbours, as in `tiled.launch_cluster`
     launcher = jit.prepare(
         one.target,
         "gemm/sm90/grouped",
@@ -101,8 +103,9 @@ def plan_grouped(p: GroupedMm, tile: Tile | None = None) -> GroupedLaunch:
         block=128 * (1 + tile.groups),
         shared_bytes=layout.dynamic_bytes,
         programmatic=True,
+        cluster=cluster,
     )
-    blocks = min(one.target.multiprocessors, most_row_tiles(p, tile.rows) * ceil_div(one.n, tile.columns))
+    blocks = min(tiles, max(1, multiprocessors // cluster) * cluster)
     numbers = GroupedArgs(b"", b"", b"", b"", CommonArgs.of(one), GroupArgs.of(p))
     multiply = launcher.bind_args((blocks, 1, 1), numbers)
     maps = maps_of(one, tile, layout, weight_rows=p.groups * one.n, scale_tiles=scale_tiles)
