@@ -9,21 +9,21 @@ from fp8core.kernels.grouped.generic import plan_generic
 from fp8core.kernels.grouped.sm90 import plan_grouped
 from support.emulation import CUDA, HIP_32, HIP_64, Schedule
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
-from support.emulation.grouped_products import Grouped
+from support.emulation.grouped_products import GroupedProduct
 from support.emulation.hopper import SCHEDULES, TILED, hopper_text, launching
 
 CASES = {
-    "groups of every size": Grouped((0, 3, 3, 70, 198, 200, 330), 330),
-    "rows after the last end, a block without tiles": Grouped((5, 20), 300, multiprocessors=9),
-    "ends out of order and beyond": Grouped((50, 20, -4, 60, 1000, 7), 200),
-    "no group has rows": Grouped((0, 0, -1), 64),
-    "one group": Grouped((300,), 300, bias=""),
-    "more groups than lanes": Grouped(tuple(range(0, 140, 2)), 140, n=64, multiprocessors=7),
-    "blocks": Grouped((10, 100, 100, 170), 180, scales=("group", "block"), out="float32"),
-    "blocks, scales loaded one by one": Grouped((10, 100, 170), 180, scales=("group", "block"), scale_tiles=False),
-    "groups of 1x128 on both sides": Grouped((1, 90, 130), 132, scales=("group", "group"), out="float16"),
-    "one scale per group": Grouped((40, 40, 129), 140, scales=("row", "tensor")),
-    "rows that threads store": Grouped((40, 41, 129), 140, n=201, gap=2, out="float16", bias="float16"),
+    "groups of every size": GroupedProduct((0, 3, 3, 70, 198, 200, 330), 330),
+    "rows after the last end, a block without tiles": GroupedProduct((5, 20), 300, multiprocessors=9),
+    "ends out of order and beyond": GroupedProduct((50, 20, -4, 60, 1000, 7), 200),
+    "no group has rows": GroupedProduct((0, 0, -1), 64),
+    "one group": GroupedProduct((300,), 300, bias=""),
+    "more groups than lanes": GroupedProduct(tuple(range(0, 140, 2)), 140, n=64, multiprocessors=7),
+    "blocks": GroupedProduct((10, 100, 100, 170), 180, mode="group-block", out="float32"),
+    "blocks, scales loaded one by one": GroupedProduct((10, 100, 170), 180, mode="group-block", scale_tiles=False),
+    "groups of 1x128 on both sides": GroupedProduct((1, 90, 130), 132, mode="group-group", out="float16"),
+    "one scale per group": GroupedProduct((40, 40, 129), 140, mode="row-each"),
+    "rows that threads store": GroupedProduct((40, 41, 129), 140, n=201, gap=2, out="float16", bias="float16"),
 }
 
 
@@ -59,7 +59,7 @@ def test_each_group_has_the_product_with_its_own_weight(launch, name, tile):
 
 def test_tiles_of_two_slices(launch):
     for schedule in (SCHEDULES[0], Schedule("any", "sometime", 4)):
-        case = Grouped((10, 300, 300, 560), 600, scales=("group", "block"))
+        case = GroupedProduct((10, 300, 300, 560), 600, mode="group-block")
         launch(Planned(case, partial(plan_grouped, tile=Tile(256, 128))), schedule)
 
 

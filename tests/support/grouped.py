@@ -29,6 +29,10 @@ class Grouped(NamedTuple):
         """Return the operands as arrays of an engine."""
         return tuple(engine.array(x) for x in self)
 
+    def absolute(self) -> "Grouped":
+        """Return the magnitudes of the operands, whose product bounds what sums may lose."""
+        return Grouped(*(np.abs(x.astype(np.float32)).astype(x.dtype) for x in self))
+
 
 def ends_of(sizes: tuple[int, ...]) -> np.ndarray:
     """Return where groups of these sizes end."""
@@ -45,18 +49,31 @@ def rows_of(ends: np.ndarray, rows: int) -> list[slice]:
     return found
 
 
-def operands(groups: int, rows: int, n: int, k: int, mode: str, *formats: str, low: float = 0.001) -> Grouped:
-    """Return operands in a mode; ``formats`` are those of a and of the weight, e4m3fn if left out."""
+def scale_shapes(mode: str, groups: int, rows: int, n: int, k: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of both scales of a mode."""
     of_a, of_b = mode.split("-")
     across, blocks = ceil(k, 128), ceil(n, 128)
-    scale_a = {"tensor": (1,), "row": (rows, 1), "group": (rows, across)}[of_a]
     scale_b = {"tensor": (), "each": (1, 1), "row": (n, 1), "block": (blocks, across), "group": (n, across)}[of_b]
+    return (
+        {"tensor": (1,), "row": (rows, 1), "group": (rows, across)}[of_a],
+        (1,) if of_b == "tensor" else (groups, *scale_b),
+    )
+
+
+def operands(
+    groups: int, rows: int, n: int, k: int, mode: str, *formats: str, low: float = 0.001, high: float = 0.1
+) -> Grouped:
+    """Return operands in a mode with scales between ``low`` and ``high``.
+
+    formats: those of a and of the weight, e4m3fn if left out.
+    """
     a, weight = formats or ("float8_e4m3fn", "float8_e4m3fn")
+    scale_a, scale_b = scale_shapes(mode, groups, rows, n, k)
     return Grouped(
         fresh_fp8((rows, k), a, salt=1),
         fresh_fp8((groups, n, k), weight, salt=2),
-        fresh_scale(scale_a, low=low, salt=1),
-        fresh_scale((1,) if of_b == "tensor" else (groups, *scale_b), low=low, salt=2),
+        fresh_scale(scale_a, low=low, high=high, salt=1),
+        fresh_scale(scale_b, low=low, high=high, salt=2),
     )
 
 
@@ -64,12 +81,13 @@ def exact(of: Grouped, mode: str, ends: np.ndarray, bias: np.ndarray | None = No
     """Return the product in float64; rows of no group are NaN."""
     (rows, k), n = of.a.shape, of.weight.shape[1]
     kind_a, kind_b = mode.split("-")
-    a, weight = (reference.decode(x.view(np.uint8), str(x.dtype)) for x in of[:2])
+    a = reference.decode(of.a.view(np.uint8), str(of.a.dtype))
     wide_a = reference.spread(np.atleast_2d(of.scale_a), SHAPES[kind_a], (rows, k))
     made = np.full((rows, n), np.nan)
     for i, part in enumerate(rows_of(ends, rows)):
         scale = of.scale_b.reshape(1, 1) if kind_b == "tensor" else of.scale_b[i]
         wide_b = reference.spread(scale, SHAPES[kind_b], (n, k))
+        weight = reference.decode(of.weight[i].view(np.uint8), str(of.weight.dtype))
         added = None if bias is None else bias[i]
-        made[part] = reference.scaled_mm(a[part], weight[i].T, wide_a[part], wide_b.T, added)
+        made[part] = reference.scaled_mm(a[part], weight.T, wide_a[part], wide_b.T, added)
     return made
