@@ -8,13 +8,7 @@
 
 using C = TiledLayout<Config>;
 
-extern "C" __global__ void __launch_bounds__(C::threads, 1)
-    sm90_grouped(const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,
-                 const __grid_constant__ TensorMap out_map, const __grid_constant__ TensorMap scale_map,
-                 const float* __restrict__ scale_a, long long scale_a_row, long long scale_a_k,
-                 const float* __restrict__ scale_b, long long scale_b_row, long long scale_b_k,
-                 const void* __restrict__ bias, void* out, long long ldo, int m, int n, int k_blocks,
-                 int prefetch_weight, GROUP_PARAMETERS) {
+extern "C" __global__ void __launch_bounds__(C::threads, 1) sm90_grouped(TILED_PARAMETERS, GROUP_PARAMETERS) {
     __shared__ GroupTable<C::group_table> table;
     make_tiles<C>(C::Tiles(table, offs, groups, m, n, scale_stride, bias_stride), weight_map, a_map, out_map, scale_map,
                   scale_a, scale_a_row, scale_a_k, scale_b, scale_b_row, scale_b_k, bias, out, ldo, m, n, k_blocks, 0,

@@ -26,3 +26,12 @@ struct Config {
     static constexpr int store_tiles = FP8_STORE_TILES, buffers = FP8_BUFFERS;
     static constexpr int cluster = FP8_CLUSTER, split_k = FP8_SPLIT_K, group_table = FP8_GROUP_TABLE;
 };
+
+// The parameters that sm90_tiled and sm90_grouped begin with: the maps and the CommonArgs of TiledArgs
+// (fp8core/kernels/gemm/sm90/tiled.py). Strides are in elements, 0 where a scale is broadcast.
+#define TILED_PARAMETERS                                                                                              \
+    const __grid_constant__ TensorMap weight_map, const __grid_constant__ TensorMap a_map,                            \
+        const __grid_constant__ TensorMap out_map, const __grid_constant__ TensorMap scale_map,                       \
+        const float *__restrict__ scale_a, long long scale_a_row, long long scale_a_k,                                \
+        const float *__restrict__ scale_b, long long scale_b_row, long long scale_b_k, const void *__restrict__ bias, \
+        void *out, long long ldo, int m, int n, int k_blocks, int prefetch_weight

@@ -35,7 +35,7 @@ WARP_ROWS: Final = 16
 
 
 class TiledArgs(NamedTuple):
-    """The arguments of sm90_tiled."""
+    """The arguments of sm90_tiled: TILED_PARAMETERS of cuda_src/gemm/sm90/tiled_constants.cuh, and three of its own."""
 
     weight_map: TensorMap
     a_map: TensorMap
