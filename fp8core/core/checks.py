@@ -22,12 +22,10 @@ INFINITE = (math.inf, -math.inf)
 
 def group_shape(given: object, name: str = "group_shape") -> GroupShape:
     """Return a group shape: two whole numbers, each -1, or positive and at most what a kernel's int holds."""
-    pair = tuple(given) if isinstance(given, tuple | list) else ()
-    sides = [whole_number(side) for side in pair]
-    known = [side for side in sides if side is not None and (side == -1 or 0 < side < 1 << 31)]
-    if len(sides) != 2 or len(known) != 2:
+    sides = whole_numbers(given) if isinstance(given, tuple | list) else None
+    if sides is None or len(sides) != 2 or any(side != -1 and not 0 < side < 1 << 31 for side in sides):
         raise ShapeError(f"{name} needs a pair of whole numbers, each -1 or 1 to 2**31 - 1, got {given!r}")
-    return GroupShape(*known)
+    return GroupShape(*sides)
 
 
 def extent(given: object, name: str) -> int:

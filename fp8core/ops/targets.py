@@ -61,14 +61,14 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
             return meant
         here = (devices.target(ordinal) for ordinal in range(devices.count()))
         return next((it for it in here if (it.platform, it.arch) == (meant.platform, meant.arch)), meant)
-    ordinal = None if device is None else checks.whole_number(device)
-    if ordinal is None and device is not None:
+    if device is None:
+        return devices.target(devices.current()) if devices.count() else HOST
+    ordinal = checks.whole_number(device)
+    if ordinal is None:
         raise DeviceError(f"{name} needs a Target, its name or the ordinal of a GPU, got {type_name(device)}")
-    if devices.count() == 0:
-        if device is not None:
-            raise DeviceError(f"{name} needs a GPU, got {device} on a machine without one: {devices.why_none()}")
-        return HOST
-    return devices.target(devices.current() if ordinal is None else ordinal)
+    if not devices.count():
+        raise DeviceError(f"{name} needs a GPU, got {device} on a machine without one: {devices.why_none()}")
+    return devices.target(ordinal)
 
 
 def targets_and_models() -> str:
