@@ -1,7 +1,5 @@
 """Calls of every public function, as torch would meet them in a model."""
 
-import io
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,53 +8,13 @@ import torch
 
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR
-
-N, K = 64, 256
+from pytorch.tensors import GROUPS, K, N, ends, poisoned, stacked, weight, wide
 
 
 @pytest.fixture(autouse=True)
 def fresh_dynamo() -> None:
     """Forget what was compiled before each test of the modules that import this."""
     torch._dynamo.reset()
-
-
-def wide(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:
-    """Return values that differ from each other, and from those of other seeds."""
-    generator = torch.Generator().manual_seed(math.prod(shape) + seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float32).to(dtype)
-
-
-def saved(layer: Any) -> Any:
-    """Return a layer as it comes back from a file."""
-    file = io.BytesIO()
-    torch.save(layer, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return memory whose every byte is wrong."""
-    size = torch.empty(0, dtype=dtype).itemsize
-    return torch.full((*shape, size), 0x5A, dtype=torch.uint8).view(dtype).reshape(shape)
-
-
-def weight(group: tuple[int, int], n: int = N, k: int = K) -> fp8core.Quantized:
-    return fp8core.quantize(wide(n, k, seed=1), group_shape=group)
-
-
-GROUPS = 3
-
-
-def stacked(group: tuple[int, int], n: int = N) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the codes and scales of a weight for each group of a grouped product."""
-    each = [fp8core.quantize(wide(n, K, seed=seed), group_shape=group) for seed in range(GROUPS)]
-    data = torch.stack([one.data.view(torch.uint8) for one in each]).view(torch.float8_e4m3fn)
-    return data, torch.stack([one.scale for one in each])
-
-
-def ends(m: int, end: int) -> torch.Tensor:
-    """Return where groups of m rows end, an empty one among them; the last one at row ``end``."""
-    return torch.tensor([m // 3, m // 3, end], dtype=torch.int32)
 
 
 class Case(NamedTuple):
@@ -340,12 +298,3 @@ CASES = (
         lambda m: tuple(weight((1, -1), m, K)),
     ),
 )
-
-
-def bits(x: Any) -> Any:
-    """Return what has to be equal: dtype, shape, strides and bytes of every tensor, in what holds them."""
-    if isinstance(x, torch.Tensor):
-        return x.dtype, tuple(x.shape), x.stride(), x.detach().contiguous().view(-1).view(torch.uint8).tolist()
-    if isinstance(x, (tuple, list)):
-        return [bits(item) for item in x]
-    return x

@@ -7,7 +7,7 @@ from torch import nn
 import fp8core
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.torch import Linear
-from pytorch.cases import K, N, wide
+from pytorch.tensors import K, N, wide
 
 KINDS = ("channel", None), ("tensor", None), ("block", None), ("channel", 0.03), ("tensor", 0.03)
 WEIGHT_GROUPS = {"channel": PER_TOKEN, "tensor": PER_TENSOR, "block": BLOCK_128}

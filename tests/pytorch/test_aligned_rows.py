@@ -19,7 +19,7 @@ from fp8core.errors import LayoutError  # noqa: E402
 from fp8core.torch import Linear, aligned, quantize_model_  # noqa: E402
 from fp8core.torch.compiling import join_by_input  # noqa: E402
 from fp8core.torch.joining import LINEAR, LINEAR_JOINED, join_  # noqa: E402
-from pytorch.cases import bits, saved, wide  # noqa: E402
+from pytorch.tensors import bits, saved, wide  # noqa: E402
 
 N, K = 24, 250
 schemes = pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])

@@ -11,8 +11,8 @@ from torch import nn  # noqa: E402 - after the skip
 import fp8core  # noqa: E402
 from fp8core.errors import ScaleError  # noqa: E402
 from fp8core.torch import calibrate, quantize_model_  # noqa: E402
-from pytorch.cases import bits, wide  # noqa: E402
 from pytorch.models import model, tokens  # noqa: E402
+from pytorch.tensors import bits, wide  # noqa: E402
 
 
 def test_static_scales_from_runs():

@@ -11,7 +11,8 @@ import fp8core.torch  # noqa: E402 - after the skip
 from fp8core import w8a8  # noqa: E402
 from fp8core.errors import DeviceError, LayoutError, ScaleError  # noqa: E402
 from fp8core.torch import tracing  # noqa: E402
-from pytorch.cases import K, bits, ends, fresh_dynamo, stacked, weight, wide  # noqa: E402, F401
+from pytorch.cases import fresh_dynamo  # noqa: E402, F401
+from pytorch.tensors import K, bits, ends, stacked, weight, wide  # noqa: E402
 
 NARROW = weight((1, -1), k=128)
 CODES = weight((1, -1))

@@ -12,7 +12,8 @@ import fp8core.torch  # noqa: E402
 from fp8core.torch import compile_options, compiling, quantize_model_  # noqa: E402
 from fp8core.torch.adjacent import ADJACENT  # noqa: E402
 from fp8core.torch.compiling import group_by_input  # noqa: E402
-from pytorch.cases import fresh_dynamo, wide  # noqa: E402, F401
+from pytorch.cases import fresh_dynamo  # noqa: E402, F401
+from pytorch.tensors import wide  # noqa: E402
 
 LINEAR = torch.ops.fp8core.linear.default
 WIDTH = 512

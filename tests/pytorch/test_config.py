@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402
 from fp8core.checkpoint import quantize_checkpoint  # noqa: E402
 from fp8core.errors import CheckpointError  # noqa: E402
 from fp8core.torch import quantization_config, quantize_model_  # noqa: E402
-from pytorch.cases import bits  # noqa: E402
+from pytorch.tensors import bits  # noqa: E402
 
 WIDTH = 128
 

@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import fp8core  # noqa: E402 - after the skip
 from fp8core import GROUP_128, w8a8  # noqa: E402
 from fp8core.torch import quantize_model_  # noqa: E402
-from pytorch.cases import K, N, bits, stacked, wide  # noqa: E402
+from pytorch.tensors import K, N, bits, stacked, wide  # noqa: E402
 
 
 class Step(torch.nn.Module):
@@ -81,7 +81,7 @@ AOT = """
     import torch
     import fp8core.torch
     sys.path.insert(0, "tests")
-    from pytorch.cases import K, bits, wide
+    from pytorch.tensors import K, bits, wide
     from pytorch.test_export import Step, exported
 
     device, path = sys.argv[1:]

@@ -22,7 +22,7 @@ PROGRAM = """
     from torch.distributed.tensor import DTensor
     import fp8core.torch
     sys.path.insert(0, "tests")
-    from pytorch.cases import bits, wide
+    from pytorch.tensors import bits, wide
 
     rank, store = int(sys.argv[1]), sys.argv[2]
     dist.init_process_group("gloo", init_method="file://" + store, rank=rank, world_size=2)

@@ -7,8 +7,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
-from pytorch.cases import K, N, bits, wide  # noqa: E402
 from pytorch.layers import WEIGHT_GROUPS, expected, kinds, original, quantized  # noqa: E402
+from pytorch.tensors import K, N, bits, wide  # noqa: E402
 
 
 @kinds

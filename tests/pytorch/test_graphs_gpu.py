@@ -8,7 +8,8 @@ from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
 from fp8core.torch import quantize_model_, warm_up  # noqa: E402
-from pytorch.cases import CASES, bits, ends, fresh_dynamo, stacked, wide  # noqa: E402, F401
+from pytorch.cases import CASES, fresh_dynamo  # noqa: E402, F401
+from pytorch.tensors import bits, ends, stacked, wide  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

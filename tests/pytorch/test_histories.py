@@ -11,7 +11,7 @@ from torch import nn  # noqa: E402 - after the skip
 import fp8core  # noqa: E402
 from fp8core.torch import Linear, operators  # noqa: E402
 from fp8core.torch.histories import Histories  # noqa: E402
-from pytorch.cases import bits, wide  # noqa: E402
+from pytorch.tensors import bits, wide  # noqa: E402
 
 K = 512
 

@@ -15,7 +15,7 @@ import fp8core  # noqa: E402
 from fp8core.torch import Linear, compile_options, quantize_model_  # noqa: E402
 from fp8core.torch.adjacent import ADJACENT, are_adjacent  # noqa: E402
 from fp8core.torch.joining import LINEAR_JOINED, join_  # noqa: E402
-from pytorch.cases import bits, wide  # noqa: E402
+from pytorch.tensors import bits, wide  # noqa: E402
 
 K, WIDTH = 256, 1024
 

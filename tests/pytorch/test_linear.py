@@ -16,8 +16,8 @@ import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError  # noqa: E402
 from fp8core.problem import PER_TENSOR  # noqa: E402
 from fp8core.torch import Linear, frozen  # noqa: E402
-from pytorch.cases import K, N, bits, saved, wide  # noqa: E402
 from pytorch.layers import INPUT_GROUPS, WEIGHT_GROUPS, expected, kinds, original, quantized  # noqa: E402
+from pytorch.tensors import K, N, bits, saved, wide  # noqa: E402
 
 
 @pytest.mark.parametrize("turn", range(2))

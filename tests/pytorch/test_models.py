@@ -12,8 +12,8 @@ from torch.nn.utils import prune  # noqa: E402
 import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, LayoutError, ScaleError  # noqa: E402
 from fp8core.torch import Linear, Report, dequantize_model_, quantize_model_, warm_up  # noqa: E402
-from pytorch.cases import bits, wide  # noqa: E402
 from pytorch.models import Block, model, tokens  # noqa: E402
+from pytorch.tensors import bits, wide  # noqa: E402
 
 
 def test_what_is_replaced_and_what_stays():

@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402 - after the skips
 
 from fp8core.errors import DeviceError  # noqa: E402
 from fp8core.torch import Linear, dequantize_model_, quantize_model_, warm_up  # noqa: E402
-from pytorch.cases import bits  # noqa: E402
+from pytorch.tensors import bits  # noqa: E402
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from torch.nn.utils import parametrize, prune  # noqa: E402
 
 import fp8core.torch  # noqa: E402
 from fp8core.torch.joining import join_  # noqa: E402
-from pytorch.cases import K, N, bits, wide  # noqa: E402
 from pytorch.layers import kinds, quantized  # noqa: E402
+from pytorch.tensors import K, N, bits, wide  # noqa: E402
 
 NAMES = "weight", "weight_scale", "input_scale", "bias"
 

@@ -12,8 +12,8 @@ from torch import nn  # noqa: E402 - after the skip
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.torch.adjacent import ADJACENT  # noqa: E402
 from fp8core.torch.joining import join_  # noqa: E402
-from pytorch.cases import K, N, bits, wide  # noqa: E402
 from pytorch.layers import quantized  # noqa: E402
+from pytorch.tensors import K, N, bits, wide  # noqa: E402
 
 
 @pytest.mark.parametrize(

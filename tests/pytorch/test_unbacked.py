@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
-from pytorch.cases import K, bits, stacked, weight, wide  # noqa: E402
+from pytorch.tensors import K, bits, stacked, weight, wide  # noqa: E402
 
 FUSED = weight((-1, -1))
 BLOCKED = weight((128, 128))
