@@ -24,11 +24,13 @@ require_version("torch")
 with interrupts_wait():  # these modules define operators, and torch refuses to define one again
     from fp8core.torch.calibration import calibrate
     from fp8core.torch.compiling import compile_options
+    from fp8core.torch.grouped import GroupedLinear
     from fp8core.torch.linear import Linear
     from fp8core.torch.models import Report, dequantize_model_, quantization_config, quantize_model_, warm_up
     from fp8core.torch.tracing import install
 
 __all__ = [
+    "GroupedLinear",
     "Linear",
     "Report",
     "calibrate",

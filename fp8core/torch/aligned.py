@@ -1,5 +1,6 @@
 """The row layout of FP8 weights, which keeps products of any k fast, and of inputs."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -13,12 +14,13 @@ PACKED_ON: Final = ("cpu", "meta")
 """Devices on which a weight's rows are stored without padding."""
 
 
-def empty_codes(n: int, k: int, dtype: torch.dtype, device: Any = None) -> Tensor:
-    """Return an uninitialized FP8 tensor ``[n, k]``; on a GPU, each row is padded to a multiple of 16 bytes."""
+def empty_codes(shape: Sequence[int], dtype: torch.dtype, device: Any = None) -> Tensor:
+    """Return an uninitialized FP8 tensor ``[..., n, k]``; on a GPU, each row is padded to a multiple of 16 bytes."""
+    *outer, k = shape
     place = torch.get_default_device() if device is None else torch.device(device)
     gap = 0 if place.type in PACKED_ON else -k % ROW_ALIGNMENT
-    made = torch.empty((n, k + gap), dtype=dtype, device=place)
-    return made[:, :k] if gap else made
+    made = torch.empty((*outer, k + gap), dtype=dtype, device=place)
+    return made[..., :k] if gap else made
 
 
 def align_rows_(weight: Tensor) -> None:
@@ -27,10 +29,9 @@ def align_rows_(weight: Tensor) -> None:
     Rows that are aligned already are left alone, and so are parameter subclasses, such as sharded parameters.
     """
     plain = type(weight) is nn.Parameter and type(weight.data) is Tensor
-    if not plain or weight.device.type in PACKED_ON or not weight.numel() or weight.stride(0) % ROW_ALIGNMENT == 0:
+    if not plain or weight.device.type in PACKED_ON or not weight.numel() or weight.stride(-2) % ROW_ALIGNMENT == 0:
         return
-    n, k = weight.shape
-    made = empty_codes(n, k, weight.dtype, weight.device)
+    made = empty_codes(weight.shape, weight.dtype, weight.device)
     made.view(torch.uint8).copy_(weight.detach().view(torch.uint8))
     weight.data = made
 
@@ -41,21 +42,21 @@ def refuse_gaps_in_exports(weight: Tensor) -> None:
     Raises:
         LayoutError: torch.export traces, and the rows are padded.
     """
-    if _exporting() and not weight.is_contiguous():
-        stride, k = weight.stride(0), weight.shape[1]
+    if exporting() and not weight.is_contiguous():
+        stride, k = weight.stride(-2), weight.shape[-1]
         raise LayoutError(
             f"weight needs rows without gaps in torch.export, whose files lose them, got rows {stride} bytes apart "
             f"for k = {k}: export the model on the CPU"
         )
 
 
-def _exporting() -> bool:
+def exporting() -> bool:
     """Return whether torch.export traces, as a constant: in graphs, ``is_exporting`` is always true (torch 2.11)."""
     return is_exporting()
 
 
 # What torch.compiler.assume_constant_result sets:
-_exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
+exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

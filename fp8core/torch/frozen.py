@@ -1,7 +1,7 @@
-"""`FrozenLinear`: the parameters of an FP8 layer, and how to move, cast, save, load and copy them."""
+"""`Frozen`: the parameters of an FP8 layer, and how to move, cast, save, load and copy them."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Final, NoReturn, Self, TypeVar
 from weakref import ref
@@ -28,12 +28,13 @@ Prepared = tuple[Any, Any, Any, Any, Callable[[Any], Any]]
 """Weight, weight_scale, bias, input_scale, and the callable made from them; it is valid for these objects only."""
 
 
-class FrozenLinear(nn.Linear):
-    """The parameters of a linear layer with an FP8 weight and float32 scales, without a forward of its own."""
+class Frozen(nn.Module):
+    """The parameters of a layer with an FP8 weight and float32 scales, without a forward of its own."""
 
     compute_dtype: torch.dtype
     """The dtype of the inputs that the layer expects. Casts of the model change it; PEFT gives it to adapters."""
 
+    weight: Tensor
     weight_scale: nn.Parameter
     input_scale: nn.Parameter | None
     _prepared: Prepared | None
@@ -102,11 +103,7 @@ class FrozenLinear(nn.Linear):
                     return
                 scale = scale.to(torch.float32)
                 state_dict[prefix + name] = scale.reshape(own.shape) if scale.numel() == own.numel() == 1 else scale
-        loaded = [name for name in PAIR if prefix + name in state_dict]
-        if len(loaded) == 1:
-            (kept,) = {*PAIR} - {*loaded}
-            text = f"{prefix}{loaded[0]} was loaded without {prefix}{kept}: wrong results unless the old one fits"
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn_of_half(state_dict, prefix)
         for x in (self._parameters.get(name) for name in KEPT):
             if x is not None:
                 _forget(x)
@@ -146,6 +143,10 @@ class FrozenLinear(nn.Linear):
         align_rows_(self.weight)
 
 
+class FrozenLinear(Frozen, nn.Linear):
+    """`Frozen` parameters of ``torch.nn.Linear``."""
+
+
 _BYTES: Final[Any] = WeakIdKeyDictionary()
 """By weight: a weak reference to the byte parameter that pickles of the weight hold."""
 _LOCK: Final = ForkSafeLock()
@@ -176,6 +177,15 @@ def _forget(x: Tensor) -> None:
     HISTORIES.forget(x)
     with _LOCK.held:
         _BYTES.pop(x, None)
+
+
+def warn_of_half(state: Mapping[str, Any], prefix: str) -> None:
+    """Warn if a state has only one of the two parameters that make a weight's values."""
+    loaded = [name for name in PAIR if prefix + name in state]
+    if len(loaded) == 1:
+        (kept,) = {*PAIR} - {*loaded}
+        text = f"{prefix}{loaded[0]} was loaded without {prefix}{kept}: wrong results unless the old one fits"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _place(x: Tensor) -> tuple[Any, ...]:

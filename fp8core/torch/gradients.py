@@ -1,9 +1,10 @@
-"""The gradients of a layer, computed with its dequantized weight."""
+"""The gradients of layers, computed with their dequantized weights."""
 
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fp8core.errors import LayoutError
 from fp8core.ops import dequantize
@@ -70,6 +71,54 @@ class BothModes(StraightThrough):
             wide = _dequantized(weight, scale, ctx.group, of_x.dtype)
             made = of_x @ wide.T if of_bias is None else of_x @ wide.T + of_bias
         return None if made is None else made.to(ctx.dtype)
+
+
+class GroupedLayers(Protocol):
+    """The part of grouped layers that the gradients use."""
+
+    @property
+    def weight_group_shape(self) -> GroupShape:
+        """The groups of the weights' scales."""
+
+    def _product(self, x: Any, offs: Tensor) -> Tensor:
+        """Return the layers' product, without gradients."""
+
+
+class GroupedStraightThrough(torch.autograd.Function):
+    """`StraightThrough` of grouped layers. Gradients wait for the ends of the groups."""
+
+    @staticmethod
+    def forward(x: Tensor, offs: Tensor, layers: GroupedLayers) -> Tensor:
+        """Return the layers' product."""
+        return layers._product(x, offs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Save what the gradient needs, as the layers may change."""
+        del output
+        _, offs, layers = inputs
+        ctx.group = layers.weight_group_shape
+        ctx.save_for_backward(offs, layers.weight, layers.weight_scale)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        """Return the gradient for x: 0 for rows of no group."""
+        offs, weight, scale = ctx.saved_tensors
+        of_x = grad.new_zeros(len(grad), weight.shape[2])
+        begin = 0
+        for group, end in enumerate(min(end, len(grad)) for end in offs.tolist()):
+            if end > begin:
+                wide = _dequantized(weight[group], scale[group], ctx.group, grad.dtype)
+                of_x[begin:end] = grad[begin:end] @ wide
+                begin = end
+        return of_x, None, None
+
+
+def has_tangent(x: object) -> bool:
+    """Return whether x has a tangent of forward-mode derivatives, which a product without `jvp` would lose."""
+    if forward_ad._current_level < 0 or not isinstance(x, Tensor):
+        return False
+    return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 def _dequantized(weight: Tensor, scale: Tensor, group: GroupShape, dtype: torch.dtype) -> Tensor:

@@ -96,7 +96,9 @@ class Linear(ForwardLinear):
             made = nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False) if wanted else None
             self.register_parameter(name, made)
 
-        self.weight = nn.Parameter(empty_codes(self.out_features, self.in_features, codes, device), requires_grad=False)
+        self.weight = nn.Parameter(
+            empty_codes((self.out_features, self.in_features), codes, device), requires_grad=False
+        )
         add("weight_scale", self.scale_shape, torch.float32)
         add("input_scale", (1,), torch.float32, static)
         add("bias", (self.out_features,), dtype, bias)
@@ -143,7 +145,7 @@ class Linear(ForwardLinear):
         )
         if source.is_meta:
             return made
-        codes = empty_codes(made.out_features, made.in_features, made.weight.dtype, source.device)
+        codes = empty_codes(made.weight.shape, made.weight.dtype, source.device)
         q = quantize_by(QUANTIZE_WEIGHT_CALLS, source.contiguous(), weight_dtype, made.weight_group_shape, out=codes)
         made.weight = nn.Parameter(q.data, requires_grad=False)
         made.weight_scale = nn.Parameter(q.scale, requires_grad=False)

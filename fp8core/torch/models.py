@@ -11,6 +11,7 @@ from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
+from fp8core.torch.grouped import GroupedLinear
 from fp8core.torch.layers import has_hooks, layers_of, not_finite, refused, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
@@ -120,7 +121,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
 
     Raises:
         LayoutError: model is itself a `Linear`, so that there is no parent to put a new layer into; or a layer has
-            hooks, which would be lost. No layer has been replaced then.
+            hooks, which would be lost; or it holds `GroupedLinear`. No layer has been replaced then.
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
 
     Examples:
@@ -132,6 +133,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     """
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
+    _refuse_grouped(model)
     names, found, offloaded = [], list(layers_of(model)), Offloaded(model)
     for name, places in found:
         if isinstance(places[0].layer, Linear):
@@ -159,6 +161,7 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
     Raises:
         CheckpointError: the model holds no `Linear`, or layers of several kinds, which one config cannot describe; or
             a weight is not float8_e4m3fn.
+        LayoutError: the model holds `GroupedLinear`, which has weights of several layers.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -168,6 +171,7 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
         >>> config["config_groups"]["group_0"]["weights"]["strategy"]
         'channel'
     """
+    _refuse_grouped(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
     kinds = {(layer.scheme, layer.input_scale is not None, str(layer.weight.dtype)) for layer in layers.values()}
     if len(kinds) != 1:
@@ -183,6 +187,16 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
     others = [stored for key, stored in kept.items() if key not in own]
     known = scheme_of(scheme)
     return schemes.quantization_config(known.with_static_activations() if static else known, others, layers)
+
+
+def _refuse_grouped(model: nn.Module) -> None:
+    """Refuse a model with grouped layers, for each of which torch.nn and compressed-tensors have several."""
+    name = next((name for name, module in model.named_modules() if isinstance(module, GroupedLinear)), None)
+    if name is not None:
+        raise LayoutError(
+            f"model needs a layer for each weight, got the grouped layers {name}: "
+            "fp8core.transformers.split_experts_ separates those of a mixture of experts"
+        )
 
 
 def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype | None = None) -> None:
