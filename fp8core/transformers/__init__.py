@@ -20,6 +20,8 @@ with interrupts_wait():  # two of these modules register the method, and transfo
     from fp8core.transformers.config import Fp8CoreConfig
     from fp8core.transformers.converting import convert_, split_experts_
     from fp8core.transformers.experts import Experts
+    from fp8core.transformers.grouped import GroupedExperts
+    from fp8core.transformers.grouping import group_experts_
     from fp8core.transformers.loading import config_for, from_pretrained
     from fp8core.transformers.quantizer import Fp8CoreQuantizer
 
@@ -27,8 +29,10 @@ __all__ = [
     "Experts",
     "Fp8CoreConfig",
     "Fp8CoreQuantizer",
+    "GroupedExperts",
     "config_for",
     "convert_",
     "from_pretrained",
+    "group_experts_",
     "split_experts_",
 ]

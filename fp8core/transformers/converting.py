@@ -17,6 +17,7 @@ from fp8core.torch.input_dtypes import CODES
 from fp8core.torch.layers import has_hooks
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
+from fp8core.transformers.grouping import group_experts_, separate_experts_
 from fp8core.transformers.names import has, transforms_of
 from fp8core.transformers.quantizer import Fp8CoreQuantizer
 from fp8core.transformers.stored import Stored, safetensors_dtype
@@ -85,6 +86,7 @@ def convert_(model: Any) -> tuple[str, ...]:
         dtype = _dtype(model)
         for name in converted:
             model.get_submodule(name).compute_dtype = dtype
+        group_experts_(model)
         _take_over(model, converted, unstacked)
     return tuple(converted)
 
@@ -93,16 +95,18 @@ def split_experts_(model: Any) -> tuple[str, ...]:
     """Replace the stacked expert tensors of a loaded model by linear layers for each expert, in place.
 
     The layers' weights are views of the stacked tensors. `fp8core.torch.calibrate` and `fp8core.torch.quantize_model_`
-    find the layers; `Experts` calls them one after the other.
+    find the layers; `Experts` calls them one after the other. `group_experts_` stacks them again once they are FP8.
 
     Args:
-        model: a transformers model. Experts that have biases, have transposed weights or are FP8 stay as they are.
+        model: a transformers model. Experts that have biases, have transposed weights or are FP8 experts of
+            transformers stay as they are; `GroupedExperts` are replaced.
 
     Returns:
         The names of the new layers.
 
     Raises:
         DeviceError: accelerate has offloaded experts. No module has been replaced then.
+        LayoutError: a layer of `GroupedExperts` has hooks, which would be lost. No module has been replaced then.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -122,6 +126,9 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         if layout is not None and fits(module, layout):
             offloaded.refuse(name, module)
             stacks.append((name, module, layout))
+    for name in separate_experts_(model):
+        experts: Any = model.get_submodule(name)
+        split += [f"{name}.{at}.{part}" for at, one in enumerate(experts) for part, _ in one.named_children()]
     for name, module, layout in stacks:
         values = dict(module.named_parameters(recurse=False))
         experts = Experts(module, layout)

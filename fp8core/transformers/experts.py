@@ -1,8 +1,8 @@
 """Mixtures of experts with a linear layer for each projection, as checkpoints store them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +62,14 @@ class Experts(nn.ModuleList):
         own = getattr(type(original), "_apply_gate", None)
         self._own_gate = len(layout.first) == 2 and own is not None and own is not _DEFAULT_GATE
         self.train(original.training)
+
+    @classmethod
+    def of(cls, experts: Iterable[nn.Module], layout: Layout, original: tuple[nn.Module], own_gate: bool) -> Self:
+        """Return experts of modules that hold their projections, which know the rest from another object."""
+        made = cls.__new__(cls)
+        nn.ModuleList.__init__(made, experts)
+        made.layout, made._original, made._own_gate = layout, original, own_gate
+        return made
 
     @property
     def num_experts(self) -> int:

@@ -20,6 +20,7 @@ from fp8core.torch import Linear, dequantize_model_
 from fp8core.torch.layers import not_finite, refused
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
+from fp8core.transformers.grouping import group_experts_, separate_experts_
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
 from fp8core.transformers.stored import as_stored, carry, complete, initialized, waiting
 from fp8core.transformers.unstacking import unstack_experts
@@ -201,6 +202,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, layer in layers.items():
             complete(name, layer)
         self._layers = tuple(layers)
+        group_experts_(model)
         return model
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, str]]:
@@ -221,6 +223,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         if isinstance(dtype, str):  # the default is config.dtype, which save_pretrained turns into a string
             dtype = cast("torch.dtype", getattr(torch, dtype_name(dtype, "dtype", HIGH_PRECISION)))
+        separate_experts_(model)
         dequantize_model_(model, dtype)
         return model
 

@@ -12,6 +12,7 @@ from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.dispatched import offloaded_value
 from fp8core.torch.frozen import without_values
+from fp8core.transformers.grouped import GroupedExperts
 
 
 class Stored(NamedTuple):
@@ -151,12 +152,17 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
     Raises:
         CheckpointError: a scale has changed since loading, and the file's form cannot hold it.
     """
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, Linear) and "stored" in one.__dict__}
-    if not layers:
+    forms: dict[str, dict[str, Stored]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            forms[name] = module.__dict__.get("stored", {})
+        elif isinstance(module, GroupedExperts):
+            forms |= {f"{name}.{part}": stored for part, stored in module.stored.items()}
+    if not any(forms.values()):
         return None
     state = model.state_dict()
-    for name, layer in layers.items():
-        for role, one in layer.__dict__["stored"].items():
+    for name, stored in forms.items():
+        for role, one in stored.items():
             scale = state.pop(f"{name}.{role}")
             kept = offloaded_value(model, f"{name}.{role}") if scale.is_meta else None
             made = one.kept(scale if kept is None else kept)

@@ -8,6 +8,9 @@ import transformers
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from fp8core.torch import Linear
+from fp8core.transformers import GroupedExperts
+
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
@@ -76,6 +79,18 @@ def logits(model, tokens=TOKENS):
 def distance(found, wanted):
     """The relative error of a token's logits, in the middle of all tokens: a few may be sent to other experts."""
     return float(((found - wanted).norm(dim=-1) / wanted.norm(dim=-1)).median())
+
+
+def fp8_layers(model):
+    """The FP8 layers of a model by name, those of grouped experts as layers of their own."""
+    found = {}
+    for name, module in model.named_modules():
+        if isinstance(module, Linear):
+            found[name] = module
+        elif isinstance(module, GroupedExperts):
+            apart = module.separate().named_modules()
+            found |= {f"{name}.{part}": layer for part, layer in apart if isinstance(layer, Linear)}
+    return found
 
 
 def tensors_of(folder):

@@ -12,7 +12,13 @@ from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQu
 
 from fp8core.errors import CheckpointError, DeviceError, LayoutError  # noqa: E402
 from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_  # noqa: E402
-from fp8core.transformers import Experts, convert_, from_pretrained, split_experts_  # noqa: E402
+from fp8core.transformers import (  # noqa: E402
+    GroupedExperts,
+    convert_,
+    from_pretrained,
+    group_experts_,
+    split_experts_,
+)
 from huggingface import cases  # noqa: E402
 from huggingface.cases import (  # noqa: E402
     TOKENS,
@@ -49,7 +55,7 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
     assert any(isinstance(module, finegrained_fp8.FP8Linear) for module in model.modules())
     names = convert_(model)
     assert {f"{name}.weight" for name in names} == out.expected.keys()
-    assert any(isinstance(module, Experts) for module in model.modules()) == (kind == "qwen3_moe")
+    assert any(isinstance(module, GroupedExperts) for module in model.modules()) == (kind == "qwen3_moe")
     found = logits(model)
     assert torch.equal(found, wanted)
     assert convert_(model) == ()
@@ -62,6 +68,10 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
     assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == "fp8"
     assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
 
+    if kind == "qwen3_moe":
+        with pytest.raises(LayoutError, match=r"got the grouped layers model\.layers\.0\S+: \S+ separates those"):
+            dequantize_model_(model)
+        assert set(split_experts_(model)) < set(names)
     dequantize_model_(model)
     with pytest.raises(CheckpointError, match=r"needs model\.layers\.\S+ in FP8, .* its own dequantize"):
         model.save_pretrained(tmp_path / "dequantized")
@@ -173,6 +183,7 @@ def test_experts_of_a_loaded_model_are_calibrated_and_quantized(kind, tmp_path):
     assert set(names) < set(report.quantized)
     layers = {name: model.get_submodule(name) for name in report.quantized}
     assert {name for name, layer in layers.items() if layer.input_scale is not None} == scales.keys()
+    group_experts_(model)  # as from_pretrained does, those of which each has a static scale or none
     found = logits(model)
     assert 0.001 < distance(found, wanted) < 0.15
     model.save_pretrained(tmp_path / "fp8")

@@ -9,9 +9,9 @@ from transformers import AutoModelForCausalLM  # noqa: E402 - after the skips
 
 from fp8core.errors import CheckpointError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Experts, config_for, from_pretrained  # noqa: E402
+from fp8core.transformers import Experts, GroupedExperts, config_for, from_pretrained  # noqa: E402
 from fp8core.transformers.loading import _taken_from  # noqa: E402
-from huggingface.cases import config_of, distance, logits, same, tensors_of, written  # noqa: E402
+from huggingface.cases import config_of, distance, fp8_layers, logits, same, tensors_of, written  # noqa: E402
 from support import checkpoint_formats as formats  # noqa: E402
 
 LOADED = (
@@ -46,7 +46,7 @@ def test_a_format_is_loaded_run_and_saved(writer, kind, tmp_path):
     wanted, out = write(writer, kind, tmp_path)
     model, told = from_pretrained(tmp_path / "fp8", output_loading_info=True)
     assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"], told
-    layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    layers = {f"{name}.weight": layer for name, layer in fp8_layers(model).items()}
     assert layers.keys() == out.expected.keys()
     for name, layer in layers.items():
         assert torch.equal(layer.dequantized(torch.float32), out.expected[name]), name
@@ -142,7 +142,7 @@ def test_what_transformers_itself_makes_of_blocks(tmp_path):
     model = from_pretrained(tmp_path / "fp8")
     model.save_pretrained(tmp_path / "again")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.bfloat16)
-    assert not any(isinstance(module, Linear | Experts) for module in theirs.modules())
+    assert not any(isinstance(module, Linear | Experts | GroupedExperts) for module in theirs.modules())
     assert distance(logits(model), logits(theirs)) < 0.1
     assert out.expected
 

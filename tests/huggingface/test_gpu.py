@@ -7,7 +7,8 @@ pytest.importorskip("transformers")
 
 import fp8core.torch  # noqa: E402 - after the skips
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
+from fp8core.transformers import Experts, Fp8CoreConfig, GroupedExperts, from_pretrained  # noqa: E402
+from huggingface import cases  # noqa: E402
 from huggingface.cases import TOKENS, config_of, distance, logits, same, tensors_of, written  # noqa: E402
 from support import checkpoint_formats as formats  # noqa: E402
 
@@ -41,25 +42,30 @@ def test_a_checkpoint_of_any_format_runs_on_the_gpu(writer, kind, tmp_path):
     formats.write_format(writer, tmp_path / "fp8", tensors_of(tmp_path / "wide"), config_of(tmp_path / "wide"))
     model = from_pretrained(tmp_path / "fp8", device_map="cuda")
     assert all(parameter.is_cuda for parameter in model.parameters())
-    assert any(isinstance(module, Experts) for module in model.modules()) == (kind == "qwen3_moe")
+    blocks = writer in (formats.deepseek, formats.deepseek_v4, formats.ct_block)  # which would lie in gate and up
+    experts = {type(module) for module in model.modules()} & {Experts, GroupedExperts}
+    assert experts == ({Experts if blocks else GroupedExperts} if kind == "qwen3_moe" else set())
     found = on_gpu(model)
     assert distance(found, logits(from_pretrained(tmp_path / "fp8"))) < NEAR
     assert 0.001 < distance(found, wanted) < 0.15
 
 
 @pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])
-def test_quantized_on_the_gpu(scheme, tmp_path):
+def test_quantized_on_the_gpu(scheme, tmp_path, monkeypatch):
     """The bits are those of the CPU."""
+    monkeypatch.setitem(cases.EXPERTS, "moe_intermediate_size", 256)
     written("qwen3_moe", tmp_path)
     asked = Fp8CoreConfig(scheme=scheme)
     model = from_pretrained(tmp_path, quantization_config=asked, device_map="cuda")
+    assert any(isinstance(module, GroupedExperts) for module in model.modules())
     other = from_pretrained(tmp_path, quantization_config=asked).state_dict()
     assert [name for name, value in model.state_dict().items() if not same(value.cpu(), other[name])] == []
     assert distance(on_gpu(model), logits(from_pretrained(tmp_path, quantization_config=asked))) < NEAR
 
 
-def test_compiled_and_in_a_graph(tmp_path):
-    written("qwen3", tmp_path)
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_compiled_and_in_a_graph(kind, tmp_path):
+    written(kind, tmp_path)
     model = from_pretrained(tmp_path, device_map="cuda")
     tokens = TOKENS.cuda()
     fp8core.torch.warm_up(model, rows=[tokens.numel()])

@@ -14,13 +14,14 @@ import fp8core.torch  # noqa: E402
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
 from fp8core.errors import CheckpointError, DeviceError, DTypeError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Experts, Fp8CoreConfig, from_pretrained  # noqa: E402
+from fp8core.transformers import Experts, Fp8CoreConfig, GroupedExperts, from_pretrained  # noqa: E402
 from huggingface.cases import (  # noqa: E402
     CONFIGS,
     TOKENS,
     config_of,
     differing,
     distance,
+    fp8_layers,
     logits,
     random_model,
     same,
@@ -48,7 +49,7 @@ def test_the_bytes_of_the_command(kind, scheme, tmp_path):
     asked = Fp8CoreConfig(scheme=scheme, input_scales=scales)
     model, told = from_pretrained(tmp_path / "wide", quantization_config=asked, output_loading_info=True)
     assert not told["missing_keys"] | told["unexpected_keys"] | told["mismatched_keys"], told
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
+    layers = fp8_layers(model)
     stored = {name.replace(".block_sparse_moe.", ".mlp.") for name in summary.quantized}  # Mixtral's, renamed
     assert {f"{name}.weight" for name in layers} == stored
     assert {layer.scheme for layer in layers.values()} == {"tensor" if scheme == "static" else scheme}
@@ -76,7 +77,7 @@ def test_transformers_reads_what_was_saved(kind, tmp_path):
     model = from_pretrained(tmp_path / "wide")
     model.save_pretrained(tmp_path / "saved")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert not any(isinstance(module, Linear | Experts) for module in theirs.modules())
+    assert not any(isinstance(module, Linear | Experts | GroupedExperts) for module in theirs.modules())
     assert distance(logits(theirs), wanted) < 0.15
     assert distance(logits(theirs), logits(model)) < 0.15
 

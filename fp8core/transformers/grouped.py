@@ -1,0 +1,162 @@
+"""Mixtures of experts whose FP8 weights are stacked: two grouped products for all experts, without waiting."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+
+from fp8core.ops import Quantized, silu_and_mul_quant
+from fp8core.torch import GroupedLinear, Linear
+from fp8core.torch.gradients import has_tangent
+from fp8core.torch.input_dtypes import any_autocast
+from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
+from fp8core.transformers.stacks import Part, load_together, parts_of, save_apart, stacked
+
+SILU: Final = SiLUActivation, nn.SiLU
+
+
+class GroupedExperts(nn.Module):
+    """The experts of one layer, stacked: `fp8core.torch.GroupedLinear` for gate and up together, and for down.
+
+    A call quantizes each token once, runs two grouped products, and waits for nothing, so that it can be captured into
+    a CUDA graph and compiled without a graph break. The state has the names of the checkpoint, with a tensor for each
+    projection of an expert, as `Experts` has.
+
+    Args:
+        experts: experts with FP8 layers that are alike (`can_be_grouped`), whose weights are moved here.
+
+    Examples:
+        `fp8core.transformers.from_pretrained` makes them of experts in FP8, as `group_experts_` does.
+
+        >>> import torch
+        >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
+        >>> from fp8core.torch import quantize_model_
+        >>> from fp8core.transformers import group_experts_, split_experts_
+        >>> sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> model = Qwen3MoeModel(Qwen3MoeConfig(**sizes, num_experts=2, num_attention_heads=2, num_key_value_heads=2))
+        >>> names, report, grouped = split_experts_(model), quantize_model_(model), group_experts_(model)
+        >>> experts = model.get_submodule(grouped[0])
+        >>> experts.down_proj
+        GroupedLinear(groups=2, in_features=16, out_features=32, scheme=channel, weight=float8_e4m3fn)
+        >>> experts(torch.ones(3, 32), torch.tensor([[0], [1], [0]]), torch.ones(3, 1)).shape
+        torch.Size([3, 32])
+    """
+
+    def __init__(self, experts: Experts) -> None:
+        super().__init__()
+        layout, self.num_experts = experts.layout, len(experts)
+        self.layout = layout
+        self.stacks = {GATED if len(layout.first) == 2 else PLAIN: layout.first, DOWN: (layout.down,)}
+        """The names of the stacked projections, each with those of an expert's projections in it."""
+        self._original, self._own_gate = experts._original, experts._own_gate
+        self.stored: dict[str, dict[str, Any]] = {}
+        """By name of a projection: the form in which a file stores its scales."""
+        self.carried: dict[str, Tensor] = {}
+        """By name: tensors of the checkpoint that no computation here uses, so that they are saved again."""
+        one: Any = experts[0].get_submodule(layout.down)
+        self.scheme: str = one.scheme
+        for stack, names in self.stacks.items():
+            self.add_module(stack, self._stacked(experts, names))
+        self.register_state_dict_post_hook(save_apart)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(load_together)  # type: ignore[no-untyped-call]
+        self.train(experts.training)
+
+    def _stacked(self, experts: Experts, names: Sequence[str]) -> GroupedLinear:
+        """Take these projections from all experts, so that their memory is free before the next ones are stacked."""
+        layers: list[list[Any]] = [[expert.get_submodule(name) for name in names] for expert in experts]
+        for at, own in enumerate(layers):
+            for name, layer in zip(names, own, strict=True):
+                self.stored[f"{at}.{name}"] = layer.__dict__.get("stored", {})
+                self.carried |= {f"{at}.{name}.{leaf}": x for leaf, x in layer.named_buffers(recurse=False)}
+                delattr(experts[at], name)
+        return stacked(layers)
+
+    @property
+    def first(self) -> GroupedLinear:
+        """Gate and up together, or up alone."""
+        made: Any = self._modules[next(iter(self.stacks))]
+        return made  # type: ignore[no-any-return]
+
+    @property
+    def down(self) -> GroupedLinear:
+        """The projections to the model's width."""
+        made: Any = self._modules[DOWN]
+        return made  # type: ignore[no-any-return]
+
+    def parts(self) -> Iterator[Part]:
+        """Yield the projections of all experts."""
+        return parts_of(self.stacks, self, self.scheme)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """Return the weighted sums of the experts' results: ``[tokens, hidden]`` in the dtype of the input.
+
+        Args:
+            hidden_states: ``[tokens, hidden]``.
+            top_k_index: ``[tokens, k]``, the experts of each token. Indices past the last expert count as the last
+                expert with a weight of 0.
+            top_k_weights: ``[tokens, k]``, the weights of these experts.
+        """
+        (tokens, each), most = top_k_index.shape, self.num_experts - 1
+        expert_of, order = torch.sort(top_k_index.reshape(-1).clamp(max=most), stable=True)
+        numbers = torch.arange(self.num_experts, device=order.device)
+        offs = torch.searchsorted(expert_of, numbers, right=True, out_int32=True)
+        y = self.down(self._inner(hidden_states, order // each, offs), offs)
+        apart = torch.empty_like(y).index_copy_(0, order, y).view(tokens, each, y.shape[1])
+        weights = torch.where(top_k_index <= most, top_k_weights, 0).float()
+        return (apart * weights[..., None]).sum(1).to(hidden_states.dtype)
+
+    def _inner(self, x: Tensor, token_of: Tensor, offs: Tensor) -> Any:
+        """Return the input of the down projections, for the token of each row."""
+        first, down = self.first, self.down
+        graded = (torch.is_grad_enabled() and x.requires_grad) or has_tangent(x)
+        cast = any_autocast() or x.dtype != first.compute_dtype
+        if graded or cast or first.input_scale is not None:
+            both = first(x[token_of], offs)
+        else:  # quantize each token once
+            both = first(_rows_of(first.quantized(x, offs), token_of), offs)
+        original: Any = self._original[0]
+        if self._own_gate:
+            return original._apply_gate(both)
+        if len(self.layout.first) == 1:
+            return original.act_fn(both)
+        kept = any_autocast() or both.dtype == down.compute_dtype  # the dtype of a result for codes
+        if not graded and kept and type(original.act_fn) in SILU:
+            return silu_and_mul_quant(both, round_intermediate=True, **down.quantization(both.shape[0], offs))
+        gate, up = both.chunk(2, -1)
+        return original.act_fn(gate) * up
+
+    def separate(self) -> Experts:
+        """Return experts with a layer for each projection, whose weights are views of the stacked ones."""
+        experts = [nn.Module() for _ in range(self.num_experts)]
+        for part in self.parts():
+            stack: Any = self._modules[part.stack]
+            options = {"weight_dtype": stack.weight.dtype, "use_fast_accum": stack.use_fast_accum}
+            layer = Linear(
+                stack.in_features,
+                part.end - part.begin,
+                False,
+                "meta",
+                stack.compute_dtype,
+                scheme=self.scheme,
+                static=stack.input_scale is not None,
+                **options,
+            )
+            for role, parameter in stack.named_parameters():
+                setattr(layer, role, nn.Parameter(part.of(role, parameter.detach()), requires_grad=False))
+            if self.stored[part.name]:
+                layer.__dict__["stored"] = self.stored[part.name]
+            for name, buffer in self.carried.items():
+                if name.startswith(f"{part.name}."):
+                    layer.register_buffer(name.removeprefix(f"{part.name}."), buffer)
+            experts[part.expert].add_module(part.projection, layer)
+        return Experts.of(experts, self.layout, self._original, self._own_gate).train(self.training)
+
+
+def _rows_of(q: Quantized[Any, Any], rows: Tensor) -> Quantized[Any, Any]:
+    """Return rows of quantized tokens, with scales in the same layout."""
+    codes = q.data.view(torch.uint8)[rows].view(q.data.dtype)
+    by_columns = q.scale.stride(0) == 1 and q.scale.shape[1] > 1
+    scale = q.scale.T[:, rows].T if by_columns else q.scale[rows]
+    return Quantized(codes, scale, q.group_shape)

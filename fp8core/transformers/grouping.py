@@ -1,0 +1,110 @@
+"""Stacks the FP8 layers of experts, so that grouped products run them."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.errors import LayoutError
+from fp8core.kernels.grouped.args import MOST_GROUPS
+from fp8core.problem import BLOCK_128
+from fp8core.torch import Linear
+from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
+from fp8core.torch.layers import has_hooks
+from fp8core.transformers.experts import Experts
+from fp8core.transformers.grouped import GroupedExperts
+
+ALIKE: Final = "in_features", "out_features", "use_fast_accum"
+"""The attributes in which the layers of a projection have to be alike."""
+
+
+def can_be_grouped(experts: Experts) -> bool:
+    """Return whether `GroupedExperts` computes the same as `Experts`.
+
+    The layers of a projection are FP8 and alike, without bias, hooks and parametrizations, on one device; gate and up
+    have equal static scales; none is batch invariant; and blocks of 128x128 lie in one projection. Neither `Experts`
+    nor the module of an expert have hooks. No module has a forward of its own.
+    """
+    layout = experts.layout
+    if any(map(has_hooks, (experts, *experts))) or any(map(has_own_forward, experts.modules())):
+        return False
+    every = [expert._modules[name] for expert in experts for name in (*layout.first, layout.down)]
+    if not 0 < len(experts) <= MOST_GROUPS or not all(type(layer) is Linear and _is_plain(layer) for layer in every):
+        return False
+    if len({(layer.scheme, layer.compute_dtype, layer.weight.device) for layer in every}) > 1:  # type: ignore[union-attr]
+        return False
+    for names in (layout.first, (layout.down,)):
+        layers: list[Any] = [expert._modules[name] for expert in experts for name in names]
+        if len({tuple(getattr(layer, name) for name in ALIKE) for layer in layers}) > 1:
+            return False
+        if len({(layer.weight.dtype, layer.input_scale is None) for layer in layers}) > 1:
+            return False
+        if len(names) > 1 and layers[0].scheme == "block" and layers[0].out_features % BLOCK_128[0]:
+            return False
+        if len(names) > 1 and layers[0].input_scale is not None:
+            scales = torch.cat([layer.input_scale for layer in layers]).view(-1, len(names))
+            if not torch.equal(scales[:, 0], scales[:, 1]):
+                return False
+    return True
+
+
+def group_experts_(model: Any) -> tuple[str, ...]:
+    """Replace `Experts` of a model by `GroupedExperts`, in place; `from_pretrained` and `convert_` do it themselves.
+
+    Args:
+        model: a transformers model, after `split_experts_` and `fp8core.torch.quantize_model_`, for example. Experts
+            whose layers are not FP8, or not alike, stay as they are.
+
+    Returns:
+        The names of the replaced modules.
+
+    Examples:
+        >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
+        >>> from fp8core.torch import quantize_model_
+        >>> from fp8core.transformers import group_experts_, split_experts_
+        >>> sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> model = Qwen3MoeModel(Qwen3MoeConfig(**sizes, num_experts=2, num_attention_heads=2, num_key_value_heads=2))
+        >>> names, report = split_experts_(model), quantize_model_(model)
+        >>> group_experts_(model)
+        ('layers.0.mlp.experts',)
+    """
+    return _replaced(model, lambda module: isinstance(module, Experts) and can_be_grouped(module), GroupedExperts)
+
+
+def separate_experts_(model: Any) -> tuple[str, ...]:
+    """Replace `GroupedExperts` of a model by `Experts` with layers that share their memory; return their names.
+
+    Raises:
+        DeviceError: accelerate has offloaded the weights. No module has been replaced then.
+        LayoutError: a stacked layer has hooks, which would be lost. No module has been replaced then.
+    """
+    offloaded = Offloaded(model)
+    for name, module in model.named_modules():
+        for stack in module.stacks if isinstance(module, GroupedExperts) else ():
+            layer = module.get_submodule(stack)
+            offloaded.refuse(f"{name}.{stack}", layer)
+            if has_hooks(layer):
+                raise LayoutError(f"model needs layers without hooks, got some on {name}.{stack}: remove them first")
+    return _replaced(model, lambda module: isinstance(module, GroupedExperts), GroupedExperts.separate)
+
+
+def _replaced(model: Any, chosen: Callable[[Any], bool], of: Callable[[Any], nn.Module]) -> tuple[str, ...]:
+    """Replace chosen modules of a model in all places that hold them; return the first name of each."""
+    places: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module in places or chosen(module):
+            places.setdefault(module, []).append(name)
+    for module, names in places.items():
+        made = of(module)
+        take_hook(made, module)
+        for name in names:
+            model.set_submodule(name, made)
+    return tuple(names[0] for names in places.values())
+
+
+def _is_plain(layer: Linear) -> bool:
+    own = layer._parameters
+    whole = own.keys() >= {"weight", "weight_scale", "input_scale", "bias"} and own["bias"] is None
+    plain = whole and all(x is None or type(x.data) is Tensor for x in own.values())
+    return plain and not (layer.batch_invariant or layer.weight.is_meta or has_hooks(layer))

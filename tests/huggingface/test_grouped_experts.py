@@ -1,0 +1,265 @@
+"""Grouped experts against the loop over the same layers, and how they are made, saved and loaded."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from torch import nn  # noqa: E402 - after the skips
+
+from fp8core.errors import DeviceError, LayoutError  # noqa: E402
+from fp8core.torch import Linear  # noqa: E402
+from fp8core.transformers import Experts, GroupedExperts, group_experts_, split_experts_  # noqa: E402
+from fp8core.transformers.experts import Layout  # noqa: E402
+from fp8core.transformers.grouping import separate_experts_  # noqa: E402
+from huggingface.cases import TOKENS, distance, fp8_layers, logits, random_model  # noqa: E402
+from huggingface.test_experts import COUNT, Gated, Plain, apart, routed  # noqa: E402
+
+GATED, PLAIN = Layout(("gate_proj", "up_proj"), "down_proj", ()), Layout(("w1",), "w2", ())
+HIDDEN, INNER = 128, 256
+
+
+class Usual(Gated):
+    """Gated as transformers' experts are without a function of their own."""
+
+    _apply_gate = None
+
+
+def loop(kind=Usual, layout=GATED, scheme="channel", static=False, **options):
+    """Experts with a layer for each projection, of random weights."""
+    torch.manual_seed(3)
+    original = kind()
+    first = "gate_up_proj" if len(layout.first) == 2 else "up_proj"
+    setattr(original, first, nn.Parameter(torch.randn(COUNT, INNER * len(layout.first), HIDDEN) / 8))
+    original.down_proj = nn.Parameter(torch.randn(COUNT, HIDDEN, INNER) / 12)
+    made = apart(original, layout)
+    for at, expert in enumerate(made):
+        for name, linear in list(expert.named_children()):
+            scale = (0.02 if name == layout.down else 0.03) * (1 + at / 8) if static else None
+            setattr(expert, name, Linear.from_linear(linear, scheme=scheme, input_scale=scale, **options))
+    return made
+
+
+def grouped(experts):
+    """The same experts, grouped; the loop goes on as it is."""
+    holder = nn.ModuleDict({"experts": copy.deepcopy(experts)})
+    assert group_experts_(holder) == ("experts",)
+    assert group_experts_(holder) == ()
+    made = holder["experts"]
+    assert type(made) is GroupedExperts
+    return made
+
+
+CASES = [
+    (Usual, GATED, "channel", False),
+    (Usual, GATED, "channel", True),
+    (Usual, GATED, "tensor", True),
+    (Usual, GATED, "block", False),
+    (Gated, GATED, "block", False),
+    (Plain, PLAIN, "channel", False),
+    (Plain, PLAIN, "tensor", True),
+    (Plain, PLAIN, "block", False),
+]
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 17])
+@pytest.mark.parametrize("most", [2, COUNT, COUNT + 3], ids=["few", "all", "some-of-nobody"])
+@pytest.mark.parametrize(("kind", "layout", "scheme", "static"), CASES)
+def test_the_results_of_the_loop(kind, layout, scheme, static, most, tokens):
+    theirs = loop(kind, layout, scheme, static)
+    ours = grouped(theirs)
+    x, index, weights = routed(tokens, most=most, hidden=HIDDEN)
+    with torch.no_grad():
+        found, wanted = ours(x, index, weights), theirs(x, index, weights)
+    assert found.dtype == x.dtype
+    # A code may round the other way where sums differ in their last bits.
+    torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3 * float(wanted.abs().max()) if tokens else 0)
+
+
+@pytest.mark.parametrize("own", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_bits_do_not_depend_on_gradients_or_the_kind_of_gate(dtype, own):
+    """Nor on the dtype that the layers expect (own), if inputs have another."""
+    theirs = loop(scheme="block").to(own)
+    ours = grouped(theirs)
+    x, index, weights = routed(9, hidden=HIDDEN)
+    x = x.to(dtype)
+    with torch.no_grad():
+        found = ours(x, index, weights)
+        assert found.dtype == dtype
+        assert torch.equal(found, theirs(x, index, weights))
+    assert torch.equal(found, ours(x.requires_grad_(), index, weights).detach())
+
+
+@pytest.mark.parametrize(("kind", "layout", "scheme", "static"), CASES)
+def test_gradients_are_those_of_the_loop(kind, layout, scheme, static):
+    theirs = loop(kind, layout, scheme, static)
+    results = []
+    for module in (grouped(theirs), theirs):
+        x, index, weights = routed(9, most=COUNT + 1, hidden=HIDDEN)
+        x.requires_grad_(True)
+        weights.requires_grad_(True)
+        y = module(x, index, weights)
+        (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+        results.append((x.grad, weights.grad))
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=2e-3 * float(other.abs().max()))
+
+
+def test_a_tangent_is_refused_not_lost():
+    x, index, weights = routed(9, hidden=HIDDEN)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x)
+        with pytest.raises(LayoutError, match="input needs to be without a tangent of forward-mode derivatives"):
+            grouped(loop())(dual, index, weights)
+
+
+def other_gate_scale(experts):
+    experts[1].gate_proj.input_scale.data *= 2
+
+
+def one_dynamic(experts):
+    experts[1].down_proj.input_scale = None
+
+
+def one_invariant(experts):
+    experts[1].down_proj.batch_invariant = True
+
+
+def one_wide(experts):
+    experts[0].up_proj = nn.Linear(HIDDEN, INNER, bias=False)
+
+
+def one_hooked(experts):
+    experts[0].up_proj.register_forward_hook(lambda *_: None)
+
+
+def parametrized(experts):
+    nn.utils.parametrize.register_parametrization(experts[0].up_proj, "weight_scale", nn.Identity())
+
+
+def other_scheme(experts):
+    for expert in experts:
+        expert.down_proj = Linear.from_linear(expert.down_proj.to_linear(), scheme="channel", input_scale=0.02)
+
+
+def one_expert_hooked(experts):
+    experts[0].register_forward_hook(lambda *_: None)
+
+
+def one_patched(experts):
+    own = experts[1].down_proj
+    own.forward = lambda x: 2 * type(own).forward(own, x)
+
+
+def all_patched(experts):
+    experts.forward = lambda *args: 2 * Experts.forward(experts, *args)
+
+
+def all_hooked(experts):
+    experts.register_forward_pre_hook(lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_gate_scale,
+        one_dynamic,
+        one_invariant,
+        one_wide,
+        one_hooked,
+        one_expert_hooked,
+        all_hooked,
+        one_patched,
+        all_patched,
+        other_scheme,
+        parametrized,
+    ],
+)
+def test_experts_that_are_not_alike_stay_apart(change):
+    holder = nn.ModuleDict({"experts": loop(scheme="tensor", static=True)})
+    change(holder["experts"])
+    x, index, weights = routed(6, hidden=HIDDEN)
+    with torch.no_grad():
+        wanted = holder["experts"](x, index, weights)
+        assert group_experts_(holder) == ()
+        assert type(holder["experts"]) is Experts
+        assert torch.equal(holder["experts"](x, index, weights), wanted)
+
+
+def two_mixtures():
+    return nn.ModuleDict({"one": grouped(loop()), "other": grouped(loop())})
+
+
+@pytest.mark.parametrize("change", [split_experts_, separate_experts_])
+def test_hooks_and_offloaded_weights_are_refused_before_anything_is_replaced(change):
+    accelerate = pytest.importorskip("accelerate")
+    hooked, offloaded = two_mixtures(), two_mixtures()
+    hooked["other"].down.register_forward_hook(lambda *_: None)
+    accelerate.cpu_offload(offloaded["other"].down, execution_device="cpu")
+    for model, error, match in (
+        (hooked, LayoutError, r"model needs layers without hooks, got some on other\.down_proj"),
+        (offloaded, DeviceError, r"model needs its weights in memory, got other\.down_proj offloaded"),
+    ):
+        before = list(model.modules())
+        with pytest.raises(error, match=match):
+            change(model)
+        assert list(model.modules()) == before
+
+
+def test_a_mixture_that_is_split_is_offloaded(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    from fp8core.transformers import Fp8CoreConfig, from_pretrained
+
+    random_model("qwen3_moe").save_pretrained(tmp_path)
+    model = from_pretrained(tmp_path, quantization_config=Fp8CoreConfig(scheme="channel"))
+    assert split_experts_(model)
+    wanted = logits(model)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert torch.equal(logits(model), wanted)
+
+
+def test_experts_in_two_places_stay_the_same():
+    experts = loop()
+    holder = nn.ModuleDict({"one": experts, "other": experts})
+    assert group_experts_(holder) == ("one",)
+    assert type(holder["one"]) is GroupedExperts
+    assert holder["other"] is holder["one"]
+
+
+def test_blocks_that_would_cross_gate_and_up(monkeypatch):
+    monkeypatch.setitem(globals(), "INNER", 160)
+    assert group_experts_(nn.ModuleDict({"experts": loop(scheme="block")})) == ()
+    assert group_experts_(nn.ModuleDict({"experts": loop(Plain, PLAIN, scheme="block")})) == ("experts",)
+
+
+def test_weights_that_follow_each_other_are_not_copied():
+    experts = loop()
+    stacked = torch.cat([getattr(expert, name).weight.view(torch.uint8) for expert in experts for name in GATED.first])
+    for at, expert in enumerate(experts):
+        for part, name in enumerate(GATED.first):
+            begin = (2 * at + part) * INNER
+            getattr(expert, name).weight = nn.Parameter(
+                stacked[begin : begin + INNER].view(torch.float8_e4m3fn), requires_grad=False
+            )
+    holder = nn.ModuleDict({"experts": experts})
+    assert group_experts_(holder) == ("experts",)
+    assert holder["experts"].first.weight.data_ptr() == stacked.data_ptr()
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_a_whole_mixture_is_compiled_without_a_graph_break(kind, tmp_path):
+    from fp8core.transformers import from_pretrained
+
+    random_model(kind).save_pretrained(tmp_path)
+    model = from_pretrained(tmp_path)
+    assert any(isinstance(module, GroupedExperts) for module in model.modules())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        found = compiled(TOKENS, use_cache=False).logits.float()
+    assert distance(found, logits(model)) < 0.01
+    count = len(fp8_layers(model))
+    assert len(model.dequantize().state_dict()) > count
+    assert not fp8_layers(model)
