@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from bench.labels import LIBRARY
+from bench.labels import GROUPED, LIBRARY
 from bench.odd_cases import FEW
 from bench.results import Record, Results, best_baseline, own, shape, us, values
 
@@ -134,6 +134,20 @@ def hf_decoders(found: Results, bound: float, modes: Sequence[str], tokens: int 
         fp8, bf16 = us(r, "fp8core"), us(r, "bf16")
         if r["mode"] in modes and tokens in (None, r["m"]) and fp8 and bf16:
             yield Check(f"{r['mode']}, m={r['m']}", fp8 / bf16 / bound, f"{fp8 / bf16:.3f}")
+
+
+def grouped(found: Results, bound: float, mode: str) -> Iterator[Check]:
+    """Check the time of grouped products relative to the fastest baseline."""
+    for r in found.grouped:
+        mine, best = us(r, "fp8core"), grouped_baseline(r)
+        if r["mode"] == mode and mine and best:
+            case = f"{r['model']}, {r['tokens']} tokens, {r['n']}x{r['k']}"
+            yield Check(case, mine / best / bound, f"{mine / best:.3f}")
+
+
+def grouped_baseline(record: Record) -> float | None:
+    """Return the least time of the baselines of a grouped product."""
+    return min((time for name in GROUPED[1:] if (time := us(record, name))), default=None)
 
 
 def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:

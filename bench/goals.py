@@ -123,6 +123,20 @@ GOALS: Final = (
         for few, bound in ODD_PRODUCTS.items()
     ),
     Goal(
+        "grouped product, per token x per channel",
+        "≤ {} x the best of torch and vLLM",
+        1.02,
+        SAME_RUN,
+        partial(checks.grouped, mode="row"),
+    ),
+    Goal(
+        "grouped product, 1x128 x 128x128",
+        "≤ {:g} x the better of DeepGEMM's two kernels",
+        1.0,
+        SAME_RUN,
+        partial(checks.grouped, mode="block"),
+    ),
+    Goal(
         "quantization moving ≥ 100 MB: static, per token, 1x128, both scale layouts",
         "≥ {} of the copy's speed",
         0.98,

@@ -20,6 +20,7 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, block_baselines, decode, log, timing
+from bench.labels import GROUPED
 from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.kernels.grouped import sm90
@@ -230,11 +231,16 @@ def error(case: Case, o: Operands, result: torch.Tensor) -> float:
     return (wrong / total) ** 0.5 if total else 0.0
 
 
+def key(case: Case) -> dict[str, Any]:
+    """Return the fields of a case's record that distinguish it from others."""
+    return {"bench": "grouped", **case._asdict()}
+
+
 def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, all_tiles: bool) -> dict[str, Any]:
     """Return one record: the case, its floor, and each variant's time or error."""
     o = operands(case)
     floor = roofline(o).floor()
-    record = {**case._asdict(), "rows": len(o.a), "used": sum(count > 0 for count in o.counts), "floor_us": floor}
+    record = {**key(case), "rows": len(o.a), "used": sum(count > 0 for count in o.counts), "floor_us": floor}
     if not len(o.a):
         return {**record, "us": {}, "wrong": {}}
     calls: dict[str, list[Callable[[], object]]] = {}
@@ -273,19 +279,18 @@ def main() -> None:
     deep_gemm = None
     if chosen.deep_gemm and chosen.baselines:
         deep_gemm = block_baselines.module(chosen.baselines, "deep_gemm")
-    names = ("fp8core", "torch", "vllm", "contiguous", "masked")
-    table = Table("model", "mode", "tokens", "rows", "n x k", "floor us", *names, title=torch.cuda.get_device_name(0))
+    table = Table("model", "mode", "tokens", "rows", "n x k", "floor us", *GROUPED, title=torch.cuda.get_device_name(0))
     cases = [
         Case(model, mode, tokens, n, k)
         for model, mode, tokens in product(chosen.models, chosen.modes, chosen.tokens)
         for n, k in MODELS[model].shapes
     ]
     for case, record in log.Log(chosen).measured(
-        cases, Case._asdict, partial(measure, loaded=loaded, deep_gemm=deep_gemm, all_tiles=chosen.tiles)
+        cases, key, partial(measure, loaded=loaded, deep_gemm=deep_gemm, all_tiles=chosen.tiles)
     ):
         torch.cuda.empty_cache()
         times, wrong = record["us"], record["wrong"]
-        cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in names]
+        cells = [f"{times[n]['median']:.2f}" if n in times else wrong.get(n, "-") for n in GROUPED]
         size = f"{case.n}x{case.k}"
         floor = f"{record['floor_us']:.2f}"
         table.add_row(case.model, case.mode, str(case.tokens), str(record["rows"]), size, floor, *cells)

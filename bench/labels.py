@@ -22,6 +22,8 @@ LABELS: Final = {
     "deep_gemm": "DeepGEMM",
     "sgl_deep_gemm": "SGLang's DeepGEMM",
     "flashinfer": "FlashInfer",
+    "contiguous": "DeepGEMM, contiguous",
+    "masked": "DeepGEMM, masked",
 }
 MODES: Final = {
     "static": "static",
@@ -38,4 +40,7 @@ LAYER: Final = {
     "vllm": "vLLM's kernels",
     "torch": "torch, bfloat16",
 }
+GROUPED: Final = ("fp8core", "torch", "vllm", "contiguous", "masked")
+"""Grouped products: DeepGEMM has a kernel for each of two layouts of rows."""
+EXPERTS: Final = {"bf16": "bfloat16", "loop": "FP8, one by one", "fp8core": "FP8, grouped"}
 KINDS: Final = {"norm": "RMS norm", "add+norm": "add + RMS norm", "silu": "SiLU · mul"}

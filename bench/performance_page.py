@@ -198,6 +198,8 @@ def page(shown: rules.Shown, pictures: Sequence[str], about: Page) -> str:
             tables.products(many) if many else [],
         ),
         ("Odd products", [], found.odd_products, tables.odd_products(found) if found.odd_products else []),
+        ("Grouped products", [], found.grouped, tables.grouped(found) if found.grouped else []),
+        ("Experts in transformers", [], found.hf_experts, tables.experts(found) if found.hf_experts else []),
         ("How products end", [], found.ending, tables.ending(found) if found.ending else []),
         ("Batch invariance", [], found.invariance, tables.invariance(found) if found.invariance else []),
         ("Host time", [], [*found.calls, *found.overhead], tables.calls(found)),

@@ -35,6 +35,8 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "engine": ("mode",),
     "layer": ("bench", "model", "m"),
     "hf_decoder": ("bench", "mode", "m"),
+    "hf_experts": ("bench", "mode", "m"),
+    "grouped": ("bench", "model", "mode", "tokens", "n", "k"),
     "choice": ("bench", "mode", "m", "n", "k"),
     "accuracy": ("bench", "mode", "data", "m", "n", "k", "kernel", "fast", "out"),
     "against": ("kind", "case"),
@@ -67,6 +69,8 @@ class Results(NamedTuple):
     against: Sequence[Record]
     jax_layer: Sequence[Record] = ()
     hf_decoder: Sequence[Record] = ()
+    hf_experts: Sequence[Record] = ()
+    grouped: Sequence[Record] = ()
     choice: Sequence[Record] = ()
     accuracy: Sequence[Record] = ()
     ending: Sequence[Record] = ()

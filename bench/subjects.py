@@ -138,6 +138,12 @@ SUBJECTS: Final[dict[str, Subject]] = {
         short=_arguments("--layers 1 --batch 1"),
         baselines=False,
     ),
+    "hf_experts": Subject(
+        "bench.hf_experts",
+        "the experts of a layer of Qwen3-30B-A3B in transformers, in a graph and eager",
+        short=_arguments("--tokens 16"),
+        baselines=False,
+    ),
     "choice": Subject(
         "bench.choice",
         "every candidate of many products, beside the choice without tuning",

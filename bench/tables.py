@@ -3,9 +3,20 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from bench import claims, labels, results
+from bench import checks, claims, labels, results
 from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODUCTS
 from bench.results import Record, Results, us
+
+GROUPED: Final = """The experts of a layer in one launch; each token is routed to random experts, all equally likely.
+n x k are those of gate and up together, or of down; of DeepSeek-V3 and Qwen3-235B an eighth is here, by experts and by
+channels. The floor reads every weight that is used once. Baselines get what they need: vLLM sizes that were computed
+before, DeepGEMM rows laid out as its kernels expect them. The last column is the fastest baseline's time as a multiple
+of fp8core's."""
+
+EXPERTS: Final = """What a model of transformers calls between router and residual: sorting by expert, quantization, two
+products and SiLU, the weighted sum; weights per channel, tokens per token. "Grouped" is what `from_pretrained` makes;
+one by one the layers wait for the routing, and can neither be recorded nor compiled as one graph. bfloat16 is
+transformers' module with torch's grouped products."""
 
 INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: k is divided and summed as for 64
 rows, and more than 64 rows run as products of 64 rows, each of which reads the weight."""
@@ -105,6 +116,24 @@ def odd_products(found: Results) -> list[str]:
         "bfloat16 neighbour",
     ]
     return [*ODD_PRODUCTS.splitlines(), "", *table(head, rows, words=5)]
+
+
+def grouped(found: Results) -> list[str]:
+    """Return a table of grouped products, with the baselines."""
+    rows = []
+    for r in found.grouped:
+        mine, best = us(r, "fp8core"), checks.grouped_baseline(r)
+        sizes = [str(r["tokens"]), str(r["rows"]), f"{r['n']}x{r['k']}"]
+        times = timed(r, labels.GROUPED)[1:]
+        rows.append([r["model"], PRODUCTS[r["mode"]], *sizes, *times, number(best / mine if best and mine else None)])
+    head = ["model", "scales", "tokens", "rows", "n x k", "floor", *(LABELS[name] for name in labels.GROUPED), "ratio"]
+    return [*GROUPED.splitlines(), "", *table(head, rows, words=2)]
+
+
+def experts(found: Results) -> list[str]:
+    """Return a table of the experts of a layer in transformers."""
+    rows = [[str(r["m"]), r["mode"], *(number(us(r, name), 1) for name in labels.EXPERTS)] for r in found.hf_experts]
+    return [*EXPERTS.splitlines(), "", *table(["tokens", "called", *labels.EXPERTS.values()], rows)]
 
 
 def invariance(found: Results) -> list[str]:

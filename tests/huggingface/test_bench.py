@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import fp8core.torch  # noqa: E402 - after the skips
-from bench import goals, hf_decoder, results, timing, torch_chain  # noqa: E402
+from bench import goals, hf_decoder, hf_experts, results, tables, timing, torch_chain  # noqa: E402
 
 
 @pytest.fixture
@@ -65,6 +65,30 @@ def test_what_is_wrong_has_no_time(small, monkeypatch):
     monkeypatch.setattr(hf_decoder, "WAYS", ("graph", "eager"))  # with options a model is compiled, too
     models["fp8core"].layers[0].mlp.down_proj.weight_scale.mul_(100)
     assert [record["us"] for record in hf_decoder.measure(1, models)] == [{}, {}]
+
+
+@torch.no_grad()
+def test_experts_have_a_record_for_each_way(monkeypatch, tmp_path):
+    sizes = {"DEVICE": "cpu", "HIDDEN": 64, "INNER": 32, "EXPERTS": 8, "EACH": 2}
+    for name, value in sizes.items():
+        monkeypatch.setattr(hf_experts, name, value)
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", **options))
+    monkeypatch.setattr(timing, "compare", lambda calls, least: {name: timing.Timing(2.0, 1.0, 3.0) for name in calls})
+    monkeypatch.setattr(hf_experts, "interleaved", lambda runs, *_: {name: [4.0, 5.0, 6.0] for name in runs})
+    experts = hf_experts.modules()
+    assert {name: type(module).__name__ for name, module in experts.items()} == {
+        "bf16": "Qwen3MoeExperts", "loop": "Experts", "fp8core": "GroupedExperts"
+    }  # fmt: skip
+    results.append(tmp_path / "found.jsonl", *hf_experts.measure(5, experts))
+    found = results.read(tmp_path / "found.jsonl")
+    assert [(record["mode"], record["m"]) for record in found.hf_experts] == [
+        ("eager", 5), ("graph", 5), ("compiled", 5)
+    ]  # fmt: skip
+    assert all(0.001 < record["errors"]["fp8core"] < hf_experts.FAR for record in found.hf_experts)
+    assert [line.count("5,000.0") for line in tables.experts(found)[-4:-1]] == [3, 0, 0]
+    experts["fp8core"].down.weight_scale.mul_(100)
+    assert [record["us"] for record in hf_experts.measure(1, experts)] == [{}, {}, {}]
 
 
 @torch.no_grad()

@@ -24,7 +24,7 @@ def sample(tmp_path):
 
 
 def test_records_are_told_apart_and_the_later_one_counts(sample, tmp_path):
-    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 2, 2, 0, 4, 5, 1, 1, 2, 0, 0, 0, 0, 1, 4]
+    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 2, 2, 0, 4, 5, 1, 1, 2, 0, 0, 1, 2, 0, 0, 1, 4]
     path = written(tmp_path / "twice.jsonl", [quantized("token", 1, 4096, t, 1.0) for t in (3.0, 2.0)])
     assert [results.us(r, "fp8core") for r in results.read(path).quantize] == [2.0]
 
@@ -60,6 +60,8 @@ def test_goals_are_judged_by_the_numbers(sample):
     assert verdicts["quantization of odd sizes (k = 5137, 1025, 576; m = 1, 3, 83, 4099)"] == [True, False, False]
     assert verdicts["product of odd n, odd k or odd addresses, m ≤ 64"] == [False, True]
     assert verdicts["product of odd n, odd k or odd addresses, m > 64"] == [True, False]
+    assert verdicts["grouped product, per token x per channel"] == [True]
+    assert verdicts["grouped product, 1x128 x 128x128"] == [False]
     assert verdicts["linear in a graph, m ≤ 16, beside its product"] == [True]
     assert verdicts["the same, m = 17 to 64"] == [False]
     assert verdicts["decoder layer in a graph, m ≤ 16, plain calls"] == [73.0 <= 55.0, 58.0 <= 55.0]

@@ -50,6 +50,10 @@ SAMPLE = [
     *({"bench": "odd_products", "scales": "row x row", "ending": "", "m": m, "n": 5000, "k": 4101, "neighbour": f"{m}x5008x4112",
        "kernels": {"fp8core": "realigned", "neighbour": "sm90_tiled"}, "floor_us": 5.0, "us": timing(fp8core=us, neighbour=10.0)}
       for m, us in ((16, 15.1), (64, 14.9), (65, 24.9), (300, 25.1))),
+    *({"bench": "grouped", "model": "Mixtral-8x7B", "mode": mode, "tokens": 16, "n": 4096, "k": 14336, "rows": 32, "used": 8,
+       "floor_us": 95.8, "us": timing(**us), "wrong": {"masked": "far"} if mode == "block" else {}}
+      for mode, us in (("row", {"fp8core": 104.0, "torch": 142.0, "vllm": 103.0}), ("block", {"fp8core": 104.0, "contiguous": 103.0}))),
+    {"bench": "hf_experts", "mode": "eager", "m": 16, "errors": {}, "us": timing(bf16=617.0, loop=11244.0, fp8core=519.0)},
     {"case": "normalize fn to fnuz", "rows": 64, "cols": 64, "floor_us": 0.1, "us": timing(fp8core=1.0, copy=1.0)},
     {"case": "requantize, 3 shards", "rows": 64, "cols": 64, "floor_us": 0.1, "wrong": "differs"},
     *(product("row", m, 9.0 + m / 20 if m <= 64 else None, 15.0) for m in (1, 4, 8, 16, 32, 64, 128, 512)),
