@@ -8,8 +8,8 @@ from fp8core.torch import GroupedLinear, Linear  # noqa: E402 - after the skip
 
 pytestmark = pytest.mark.gpu
 GROUPS, N, K, ROWS = 5, 392, 528, 300
-NEAR = 6e-3
-"""Of the largest result: the sums of the two kernels differ in their last bits, results in bfloat16 by a rounding."""
+NEAR = 2**-7 + 4e-3
+"""Of the largest result: the distance of neighbours in bfloat16, and what fast accumulation may differ by."""
 
 
 def made(scheme, static):
