@@ -70,7 +70,7 @@ def measure(batch: int, models: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for way in WAYS:
         torch._dynamo.reset()
         runs = {name: _call(_made(model, way), x) for name, model in models.items()}
-        yield _record(way, batch, runs, wanted)
+        yield record("hf_decoder", way, batch, runs, wanted, FAR)
 
 
 def _made(model: Any, way: str) -> Any:
@@ -85,18 +85,18 @@ def _call(model: Any, x: torch.Tensor) -> Run:
     return lambda: model(inputs_embeds=x, use_cache=False).last_hidden_state
 
 
-def _record(way: str, batch: int, runs: dict[str, Run], wanted: torch.Tensor) -> dict[str, Any]:
-    """Return the record of one way of running the models, without times if a result is wrong."""
+def record(bench: str, way: str, m: int, runs: dict[str, Run], wanted: torch.Tensor, far: float) -> dict[str, Any]:
+    """Return the record of one way of running models, without times if a result is further off than ``far``."""
     errors = {name: distance(run(), wanted) for name, run in runs.items()}
     times: dict[str, timing.Timing] = {}
-    right = max(errors.values()) <= FAR
+    right = max(errors.values()) <= far
     if right and way != "eager":
         times = timing.compare({name: [run] for name, run in runs.items()}, least=1)
     elif right:
         calls = interleaved(runs, timing.elapsed, EAGER_TURNS, EAGER_MS)
         times = {name: timing.spread([1e3 * ms for ms in found]) for name, found in calls.items()}
     us = {name: spent._asdict() for name, spent in times.items()}
-    return {"bench": "hf_decoder", "mode": way, "m": batch, "errors": errors, "us": us}
+    return {"bench": bench, "mode": way, "m": m, "errors": errors, "us": us}
 
 
 def main() -> None:
@@ -112,12 +112,12 @@ def main() -> None:
     title = f"{chosen.layers} layers of Qwen3-8B in transformers, {torch.cuda.get_device_name()}, us"
     table = Table("tokens", "way", "bf16", "fp8core", "ratio", "error", title=title)
     with torch.no_grad():
-        for record in (record for batch in chosen.batch for record in measure(batch, models)):
-            results.append(chosen.json, record)
-            batch = record["m"]
-            wide, ours = (results.us(record, name) for name in models)
+        for found in (found for batch in chosen.batch for found in measure(batch, models)):
+            results.append(chosen.json, found)
+            batch = found["m"]
+            wide, ours = (results.us(found, name) for name in models)
             times = ("-", "-", "-") if not wide or not ours else (f"{wide:.1f}", f"{ours:.1f}", f"{ours / wide:.3f}")
-            table.add_row(str(batch), record["mode"], *times, f"{record['errors']['fp8core']:.3f}")
+            table.add_row(str(batch), found["mode"], *times, f"{found['errors']['fp8core']:.3f}")
     Console(width=150).print(table)
 
 

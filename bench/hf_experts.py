@@ -10,7 +10,7 @@ than the GPU; "graph" records these calls in a CUDA graph, which "loop" cannot b
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from bench import results, timing
-from bench.hf_decoder import distance
+from bench import results
+from bench.hf_decoder import Run, record
 from bench.labels import EXPERTS as NAMES
 from bench.needs import require_gpu
-from fp8core.timing import interleaved
 
 HIDDEN: Final = 2048
 INNER: Final = 768
@@ -32,8 +31,6 @@ DEVICE: Final = "cuda"
 FAR: Final = 0.1
 """A relative error above this is a mistake."""
 WAYS: Final = ("eager", "graph", "compiled")
-EAGER_TURNS: Final = 15
-EAGER_MS: Final = 20.0
 
 
 def modules() -> dict[str, Any]:
@@ -84,19 +81,10 @@ def measure(tokens: int, experts: dict[str, Any]) -> Iterator[dict[str, Any]]:
         calls = {
             name: _call(module, way, inputs) for name, module in experts.items() if way == "eager" or name != "loop"
         }
-        errors = {name: distance(call(), wanted) for name, call in calls.items()}
-        times: dict[str, timing.Timing] = {}
-        if max(errors.values()) <= FAR:
-            if way == "eager":
-                found = interleaved(calls, timing.elapsed, EAGER_TURNS, EAGER_MS)
-                times = {name: timing.spread([1e3 * ms for ms in spent]) for name, spent in found.items()}
-            else:
-                times = timing.compare({name: [call] for name, call in calls.items()}, least=1)
-        us = {name: spent._asdict() for name, spent in times.items()}
-        yield {"bench": "hf_experts", "mode": way, "m": tokens, "errors": errors, "us": us}
+        yield record("hf_experts", way, tokens, calls, wanted, FAR)
 
 
-def _call(module: Any, way: str, inputs: tuple[torch.Tensor, ...]) -> Callable[[], torch.Tensor]:
+def _call(module: Any, way: str, inputs: tuple[torch.Tensor, ...]) -> Run:
     made = torch.compile(module, fullgraph=True, dynamic=False) if way == "compiled" else module
     return lambda: made(*inputs)
 
@@ -112,11 +100,11 @@ def main() -> None:
     title = f"experts of a layer of Qwen3-30B-A3B in transformers, {torch.cuda.get_device_name()}, us"
     table = Table("tokens", "way", *NAMES.values(), "error", title=title)
     with torch.no_grad():
-        for record in (record for tokens in chosen.tokens for record in measure(tokens, experts)):
-            results.append(chosen.json, record)
-            us = [results.us(record, name) for name in NAMES]
+        for found in (found for tokens in chosen.tokens for found in measure(tokens, experts)):
+            results.append(chosen.json, found)
+            us = [results.us(found, name) for name in NAMES]
             cells = ["-" if spent is None else f"{spent:.1f}" for spent in us]
-            table.add_row(str(record["m"]), record["mode"], *cells, f"{record['errors']['fp8core']:.3f}")
+            table.add_row(str(found["m"]), found["mode"], *cells, f"{found['errors']['fp8core']:.3f}")
     Console(width=150).print(table)
 
 

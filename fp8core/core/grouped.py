@@ -101,7 +101,6 @@ def check_offsets(offs: TensorSpec, groups: int) -> None:
 
 def one_of(x: TensorSpec) -> TensorSpec:
     """Return what one group has of an operand whose first axis is that of the groups."""
-    strides = (
-        x.strides[1:] if x.shape[0] else contiguous(x.shape[1:])
-    )  # those of an array without elements are arbitrary
+    # The strides of an array without elements are arbitrary.
+    strides = x.strides[1:] if x.shape[0] else contiguous(x.shape[1:])
     return x._replace(name=f"{x.name}[i]", shape=x.shape[1:], strides=strides)

@@ -31,8 +31,7 @@ class AdjacentTensors:
             or joint.dtype is not first.dtype
             or joint.data_ptr() != first.data_ptr()
         ):
-            joint = first.detach().as_strided(shape, first.stride(), first.storage_offset())
-            self._known[first] = joint
+            joint = self._known[first] = over(parts)
         return joint
 
     def forget(self, first: Tensor) -> None:
@@ -41,6 +40,13 @@ class AdjacentTensors:
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def over(parts: Sequence[Tensor]) -> Tensor:
+    """Return one tensor over the rows of all parts, which are adjacent."""
+    first = parts[0]
+    shape = sum(len(part) for part in parts), *first.shape[1:]
+    return first.detach().as_strided(shape, first.stride(), first.storage_offset())
 
 
 def are_adjacent(parts: Sequence[Tensor]) -> bool:

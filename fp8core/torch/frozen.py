@@ -37,7 +37,7 @@ class Frozen(nn.Module):
     weight: Tensor
     weight_scale: nn.Parameter
     input_scale: nn.Parameter | None
-    _prepared: Prepared | None
+    _prepared: Prepared | None = None
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         raise LayoutError(

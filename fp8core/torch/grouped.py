@@ -13,7 +13,7 @@ from fp8core.ops import Quantized, dequantize, grouped_scaled_mm_nt, quantize
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
-from fp8core.torch.aligned import empty_codes, exporting, refuse_gaps_in_exports
+from fp8core.torch.aligned import empty_codes, exporting, is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import Frozen
 from fp8core.torch.gradients import GroupedStraightThrough, has_tangent
 from fp8core.torch.input_dtypes import any_autocast, as_autocast, refuse_codes, result_of_codes
@@ -86,7 +86,6 @@ class GroupedLinear(Frozen):
         self.scheme = scheme
         self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
         self.use_fast_accum = checks.flag(use_fast_accum, "use_fast_accum")
-        self._prepared = None
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
         n, k = self.out_features, self.in_features
 
@@ -120,9 +119,10 @@ class GroupedLinear(Frozen):
         options: dict[str, Any] = {"scheme": scheme, "weight_dtype": weight_dtype, "use_fast_accum": use_fast_accum}
         made = cls(groups, k, n, weight.device, weight.dtype, **options)
         for at, one in enumerate(weight.detach()):
-            own = quantize_by(QUANTIZE_WEIGHT_CALLS, one.contiguous(), weight_dtype, made.weight_group_shape)
-            made.weight.data[at].view(torch.uint8).copy_(own.data.view(torch.uint8))
-            made.weight_scale.data[at].copy_(own.scale)
+            q = quantize_by(
+                QUANTIZE_WEIGHT_CALLS, one.contiguous(), weight_dtype, made.weight_group_shape, out=made.weight.data[at]
+            )
+            made.weight_scale.data[at].copy_(q.scale)
         return made
 
     @property
@@ -137,7 +137,7 @@ class GroupedLinear(Frozen):
 
     def quantized(self, x: Tensor, offs: Tensor) -> Quantized[Any, Any]:
         """Return an input as `forward` quantizes it. One whose rows are not contiguous is copied first."""
-        x = x if x.stride(-1) == 1 else x.contiguous()
+        x = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
         made: Any = quantize(x, **self.quantization(x.shape[0], offs))
         return made  # type: ignore[no-any-return]
 

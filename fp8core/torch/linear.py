@@ -15,7 +15,7 @@ from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS
 from fp8core.torch.aligned import empty_codes
 from fp8core.torch.forward import ForwardLinear
-from fp8core.torch.frozen import Prepared, without_values
+from fp8core.torch.frozen import without_values
 
 
 class Linear(ForwardLinear):
@@ -102,7 +102,6 @@ class Linear(ForwardLinear):
         add("weight_scale", self.scale_shape, torch.float32)
         add("input_scale", (1,), torch.float32, static)
         add("bias", (self.out_features,), dtype, bias)
-        self._prepared: Prepared | None = None
         self.reset_parameters()
 
     @classmethod

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fp8core.problem import BLOCK_128
 from fp8core.torch import GroupedLinear, Linear
-from fp8core.torch.adjacent import are_adjacent, with_own_storage
+from fp8core.torch.adjacent import are_adjacent, over, with_own_storage
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.frozen import KEPT, warn_of_half
 
@@ -87,10 +87,9 @@ def stacked(layers: Sequence[Sequence[Linear]]) -> GroupedLinear:
 
 def _one_after_the_other(parts: Sequence[Tensor]) -> Tensor:
     """Return the rows of all parts as one tensor: a view if they follow each other in memory."""
-    first = parts[0]
     if are_adjacent(parts):
-        return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride(), first.storage_offset())
-    return torch.cat([part.view(torch.uint8) for part in parts]).view(first.dtype)
+        return over(parts)
+    return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
 def parts_of(stacks: dict[str, tuple[str, ...]], layers: Any, scheme: str) -> Iterator[Part]:

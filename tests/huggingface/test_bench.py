@@ -75,7 +75,7 @@ def test_experts_have_a_record_for_each_way(monkeypatch, tmp_path):
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **options: compile_(model, backend="aot_eager", **options))
     monkeypatch.setattr(timing, "compare", lambda calls, least: {name: timing.Timing(2.0, 1.0, 3.0) for name in calls})
-    monkeypatch.setattr(hf_experts, "interleaved", lambda runs, *_: {name: [4.0, 5.0, 6.0] for name in runs})
+    monkeypatch.setattr(hf_decoder, "interleaved", lambda runs, *_: {name: [4.0, 5.0, 6.0] for name in runs})
     experts = hf_experts.modules()
     assert {name: type(module).__name__ for name, module in experts.items()} == {
         "bf16": "Qwen3MoeExperts", "loop": "Experts", "fp8core": "GroupedExperts"
