@@ -178,6 +178,7 @@ DEVICE void post_relaxed(word64* p, word64 v) { *static_cast<volatile word64*>(p
 DEVICE void pause() { emulation_yield(); }
 #endif
 DEVICE unsigned atomic_max(unsigned* p, unsigned v) { return atomicMax(p, v); }
+DEVICE void atomic_add_shared(int* p, int v) { atomicAdd(p, v); }
 // Prefetches a line into L2, where it cannot become stale, so it is allowed before the preceding kernel has ended. It
 // also makes ptxas compute the address by then, instead of only where it is needed.
 DEVICE void prefetch_to_l2(const void* p) {
@@ -225,6 +226,10 @@ DEVICE T* pin_register(T* p) {
     return p;
 }
 DEVICE bool warp_all(bool x) { return __all_sync(0xffffffffu, x) != 0; }
+DEVICE void warp_barrier() { __syncwarp(); }
+using Lanes = unsigned;  // a bit for each lane of a warp
+DEVICE Lanes lanes_where(bool x) { return __ballot_sync(0xffffffffu, x); }
+DEVICE int count_lanes(Lanes lanes) { return __popc(lanes); }
 
 // Programmatic dependent launch (PDL): let the next kernel on the stream begin; wait until the preceding one has ended
 // and its writes are visible. Every thread waits before it touches memory that another kernel writes or reads.

@@ -49,6 +49,7 @@ ITEMSIZE: Final[dict[str, int]] = {
     "bfloat16": 2,
     "float32": 4,
     "int32": 4,
+    "int64": 8,
 }
 
 
@@ -296,6 +297,39 @@ class GroupedMm(NamedTuple):
     def n(self) -> int:
         """The channels of each weight."""
         return self.product.n
+
+
+class MoePermute(NamedTuple):
+    """Rows of tokens, one for each choice of an expert, sorted by expert."""
+
+    target: Target
+    ids: str
+    """The dtype of the chosen experts."""
+    experts: int
+    each: int
+    """The choices of a token."""
+    row_bytes: int
+    """The bytes of a token's row."""
+    scale_bytes: int
+    """The bytes of a scale; 0 without scales."""
+    alignment: int
+    """The largest power of two, up to 16, that divides the addresses of all rows."""
+
+
+class MoeUnpermute(NamedTuple):
+    """The weighted sum of the rows of each token."""
+
+    target: Target
+    y: str
+    weights: str
+    """The dtype of the weights, or "" without weights."""
+    out: str
+    each: int
+    """The choices of a token."""
+    cols: int
+    alignment: int
+    """The largest power of two, up to 16, that divides the addresses of all rows, those of out as if it had the
+    elements of y."""
 
 
 class Linear(NamedTuple):

@@ -111,6 +111,9 @@ DEVICE void pause() { __builtin_amdgcn_s_sleep(1); }
 DEVICE unsigned atomic_max(unsigned* p, unsigned v) {
     return __hip_atomic_fetch_max(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
 }
+DEVICE void atomic_add_shared(int* p, int v) {
+    __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP);
+}
 
 // ---- threads together --------------------------------------------------------------------------------
 
@@ -135,6 +138,19 @@ DEVICE unsigned warp_max(unsigned x) {
     return x;
 }
 DEVICE bool warp_all(bool x) { return warp_max(x ? 0u : 1u) == 0u; }
+DEVICE void warp_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+#if WARP == 64
+using Lanes = word64;  // a bit for each lane of a wavefront
+DEVICE Lanes lanes_where(bool x) { return __builtin_amdgcn_ballot_w64(x); }
+#else
+using Lanes = unsigned;
+DEVICE Lanes lanes_where(bool x) { return __builtin_amdgcn_ballot_w32(x); }
+#endif
+DEVICE int count_lanes(Lanes lanes) { return __builtin_popcountll(lanes); }
 
 // AMD GPUs have no programmatic dependent launch, and no clusters.
 DEVICE void grid_dependency_launch() {}

@@ -4,8 +4,7 @@
 #pragma once
 #include "epilogue.cuh"
 #include "scheduler.cuh"
-
-DEVICE int max_int(int x, int y) { return x > y ? x : y; }
+#include "../common/scan.cuh"
 
 // The parameters of a grouped product: GroupArgs of fp8core/kernels/grouped/args.py. The rows of group i end before
 // offs[i]; strides are in elements, from group to group.
@@ -29,23 +28,6 @@ struct GroupTable {
     int first_row[capacity + 1], first_tile[capacity + 1];
 };
 
-// The inclusive maximum, or sum, of the lanes up to this one.
-template <class Of>
-DEVICE int scan_warp(int x, const Of& of) {
-#pragma unroll
-    for (int step = 1; step < WARP; step *= 2) {
-        const int before = (int)shuffle_from((unsigned)x, (lane() - step) % WARP);
-        if ((int)lane() >= step) x = of(before, x);
-    }
-    return x;
-}
-// The same of the lanes before this one; 0 for the first.
-template <class Of>
-DEVICE int scan_warp_before(int x, const Of& of) {
-    const int before = (int)shuffle_from((unsigned)scan_warp(x, of), (lane() - 1) % WARP);
-    return lane() == 0 ? 0 : before;
-}
-
 // Called by one warp: fills the table for tiles of ``rows`` rows, ``column_tiles`` side by side. An end beyond the last
 // row counts as the last row, one before an earlier end as that end: such groups are empty, and no two share a row. The
 // first tile of a group begins at a multiple of ``multiple`` rows, at or before the group's first row.
@@ -68,7 +50,7 @@ DEVICE void find_groups(GroupTable<capacity>& table, const int* offs, int groups
         ends[i] = max_int(ends[i], before);
         tiles += tiles_of(start, ends[i]);
     }
-    int tile = scan_warp_before(tiles, [](int x, int y) { return x + y; });
+    int tile = scan_warp_before(tiles, sum_int);
 #pragma unroll
     for (int i = 0, start = before; i < each; start = ends[i++]) {
         table.first_row[first + i] = start;

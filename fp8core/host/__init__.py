@@ -9,6 +9,8 @@ from fp8core.problem import (
     Dequantize,
     Expand,
     GroupedMm,
+    MoePermute,
+    MoeUnpermute,
     Normalize,
     NormQuantize,
     Quantize,
@@ -20,6 +22,8 @@ from fp8core.runtime.plans import (
     AllCloseNumbers,
     DequantizeNumbers,
     ExpandNumbers,
+    MoePermuteNumbers,
+    MoeUnpermuteNumbers,
     NormalizeNumbers,
     Plan,
     QuantizeNumbers,
@@ -98,6 +102,20 @@ def plan_grouped_mm(problem: GroupedMm) -> Launch:
     from fp8core.host import grouped
 
     return grouped.plan_grouped_mm(problem)
+
+
+def plan_moe_permute(problem: MoePermute) -> Plan[MoePermuteNumbers]:
+    """Return the plan that brings rows into the order of their experts."""
+    from fp8core.host import moe
+
+    return moe.plan_moe_permute(problem)
+
+
+def plan_moe_unpermute(problem: MoeUnpermute) -> Plan[MoeUnpermuteNumbers]:
+    """Return the plan that sums the rows of each token."""
+    from fp8core.host import moe
+
+    return moe.plan_moe_unpermute(problem)
 
 
 def plan_clear_amax() -> Launch:

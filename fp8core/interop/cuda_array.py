@@ -11,7 +11,7 @@ from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, che
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device, streams
 
-DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|u1": "uint8", "<i4": "int32"}
+DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|u1": "uint8", "<i4": "int32", "<i8": "int64"}
 """The dtypes, by typestr, that the interface can express; bfloat16 and FP8 are not among them."""
 REFUSALS: Final = (AttributeError, KeyError, TypeError, ValueError, RuntimeError)
 """What producers raise when they cannot offer the interface."""
@@ -37,7 +37,7 @@ class CudaArray(ExporterFramework):
 
         Raises:
             LayoutError: x has a mask, names stream 0 (which is ambiguous), or lacks fields of the interface.
-            DTypeError: the dtype is not float32, float16, uint8 or int32.
+            DTypeError: the dtype is not float32, float16, uint8, int32 or int64.
         """
         try:
             offer = x.__cuda_array_interface__

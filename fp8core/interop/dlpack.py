@@ -30,6 +30,7 @@ GPU_DEVICES: Final = frozenset((CUDA, ROCM, CUDA_MANAGED))
 
 CODES: Final[dict[str, tuple[int, int]]] = {
     "int32": (0, 32),
+    "int64": (0, 64),
     "uint8": (1, 8),
     "float16": (2, 16),
     "float32": (2, 32),

@@ -171,7 +171,7 @@ def _lower(platform: str, ctx: Any, *operands: Any, call: CallOf) -> Any:
         text, scratch = there.plan(problem)
     else:
         if OPERATIONS[call.name].scratch:
-            scratch = most_scratch(call.name, arrays, platform)
+            scratch = most_scratch(call.name, arrays, call.options, platform)
         text = problem.text(scratch if problem.fixed else None)
     results = [known.described.results[at] for at in known.results]
     result_layouts = [layout_of(new) for new in results]

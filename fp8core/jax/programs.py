@@ -26,6 +26,7 @@ from fp8core.ops.fnuz import NORMALIZE_CALLS
 from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
+from fp8core.ops.moe import PERMUTE_CALLS, UNPERMUTE_CALLS
 from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
 from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
@@ -42,6 +43,8 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "scaled_mm_nt": SCALED_MM_NT_CALLS,
     "grouped_scaled_mm_nt": GROUPED_MM_CALLS,
     "linear": LINEAR_CALLS,
+    "moe_permute": PERMUTE_CALLS,
+    "moe_unpermute": UNPERMUTE_CALLS,
     "requantize_with_max_scale": REQUANTIZE_CALLS,
     "convert_to_channelwise": EXPAND_CALLS,
     "normalize": NORMALIZE_CALLS,

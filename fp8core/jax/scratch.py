@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from fp8core.kernels.encodings import SCRATCH_ALIGNMENT
 from fp8core.kernels.gemm.blaslt.dialects import CUBLASLT, HIPBLASLT
+from fp8core.kernels.moe import most_counts_bytes
 from fp8core.problem import BLOCK, FORMATS
 
 WORKSPACE: Final = {"cpu": 0, "cuda": CUBLASLT.workspace_bytes, "rocm": HIPBLASLT.workspace_bytes}
@@ -22,14 +23,18 @@ ALIGNED: Final = 16
 """Kernels pad the rows of codes that they copy to a multiple of this number of elements."""
 
 
-def most_scratch(name: str, operands: Mapping[int, tuple[str, tuple[Any, ...]]], platform: str) -> Any:
+def most_scratch(name: str, operands: Mapping[int, tuple[str, tuple[Any, ...]]], options: Any, platform: str) -> Any:
     """Return an upper bound of a call's scratch in bytes, as a number or an expression of symbols.
 
     Args:
-        name: the operation's name in programs: a product or a linear layer.
+        name: the operation's name in programs: `moe_permute`, a product or a linear layer.
         operands: by position: dtype and shape; extents may be symbols.
+        options: those of the call.
         platform: JAX's name of the platform.
     """
+    if name == "moe_permute":
+        (experts,) = options
+        return most_counts_bytes(experts)
     (dtype, x), (_, weight) = operands[0], operands[1]
     rows, k = prod(x[:-1]), x[-1]
     channels = weight[1] if name == "scaled_mm" else weight[0]

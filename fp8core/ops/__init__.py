@@ -7,6 +7,7 @@ from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to
 from fp8core.ops.grouped_mm import grouped_scaled_mm_nt
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
+from fp8core.ops.moe import Permuted, moe_permute, moe_unpermute
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
 from fp8core.ops.quantize import quantize
 from fp8core.ops.quantized import Quantized
@@ -16,6 +17,7 @@ from fp8core.ops.shards import convert_to_channelwise, requantize_with_max_scale
 __all__ = [
     "Capability",
     "Fp8Linear",
+    "Permuted",
     "Quantized",
     "all_close_1d",
     "capabilities",
@@ -24,6 +26,8 @@ __all__ = [
     "explain",
     "grouped_scaled_mm_nt",
     "linear",
+    "moe_permute",
+    "moe_unpermute",
     "normalize_e4m3fn_to_e4m3fnuz",
     "normalize_e4m3fnuz_to_e4m3fn",
     "per_tensor_dequantize",

@@ -16,6 +16,7 @@ from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to
 from fp8core.ops.grouped_mm import grouped_scaled_mm_nt
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
+from fp8core.ops.moe import moe_permute, moe_unpermute
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
 from fp8core.ops.quantize import quantize
 from fp8core.ops.quantized import Quantized
@@ -46,6 +47,8 @@ _EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (
     scaled_mm_nt,
     grouped_scaled_mm_nt,
     linear,
+    moe_permute,
+    moe_unpermute,
     requantize_with_max_scale,
     convert_to_channelwise,
     per_tensor_dequantize,

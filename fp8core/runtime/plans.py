@@ -94,6 +94,32 @@ class ExpandNumbers(NamedTuple):
     widths: tuple[int, ...]
 
 
+class MoePermuteNumbers(NamedTuple):
+    """The numbers of `fp8core.moe_permute`.
+
+    Launch: ``launch(stream, x, scale, topk_ids, rows, row_scale, offs, inverse, counts)``, the last one a scratch.
+    Strides are in elements, but for ``x_stride``, in bytes.
+    """
+
+    tokens: int
+    x_stride: int
+    scale_cols: int
+    scale_row_stride: int
+    scale_col_stride: int
+    row_scale_row_stride: int
+    row_scale_col_stride: int
+
+
+class MoeUnpermuteNumbers(NamedTuple):
+    """The numbers of `fp8core.moe_unpermute`. Launch: ``launch(stream, y, inverse, weights, out)``."""
+
+    tokens: int
+    rows: int
+    """The rows of y."""
+    y_stride: int
+    out_stride: int
+
+
 N = TypeVar("N", bound=tuple[Any, ...])
 A = TypeVar("A", bound=tuple[Any, ...])
 

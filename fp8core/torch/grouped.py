@@ -135,18 +135,23 @@ class GroupedLinear(Frozen):
         """The groups of inputs' scales."""
         return GROUP_128 if self.weight_group_shape == BLOCK_128 else PER_TOKEN
 
-    def quantized(self, x: Tensor, offs: Tensor) -> Quantized[Any, Any]:
-        """Return an input as `forward` quantizes it. One whose rows are not contiguous is copied first."""
+    def quantized(self, x: Tensor, offs: Tensor | None = None) -> Quantized[Any, Any]:
+        """Return an input as `forward` quantizes it. One whose rows are not contiguous is copied first.
+
+        Without static scales ``offs`` is not needed, and rows may still be unsorted (`fp8core.moe_permute`).
+        """
         x = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
         made: Any = quantize(x, **self.quantization(x.shape[0], offs))
         return made  # type: ignore[no-any-return]
 
-    def quantization(self, rows: int, offs: Tensor) -> dict[str, Any]:
+    def quantization(self, rows: int, offs: Tensor | None) -> dict[str, Any]:
         """Return the keywords with which functions of fp8core quantize ``rows`` rows for `forward`."""
         if self.input_scale is None:
             # Exports are for any number of rows.
             by_columns = self.group_shape == GROUP_128 and (exporting() or rows > ALIGNED_ROWS)
             return {"group_shape": self.group_shape, "scale_layout": "mn" if by_columns else "k"}
+        if offs is None:
+            raise DTypeError("offs needs a tensor, as each group has an input scale, got None")
         numbers = torch.arange(rows, dtype=torch.int32, device=offs.device)
         ends = offs.cummax(0).values  # an end before an earlier one is that of a group without rows
         group = torch.searchsorted(ends, numbers, right=True).clamp(max=self.groups - 1)

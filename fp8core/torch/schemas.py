@@ -19,6 +19,7 @@ from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
 from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
+from fp8core.ops.moe import PERMUTE_CALLS, UNPERMUTE_CALLS
 from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
 from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
@@ -275,6 +276,13 @@ OPERATORS: Final = (
         ),
         _with_out((0, 1, 2, 3, 4, 5), 6),
     ),
+    Operator(
+        "moe_permute",
+        PERMUTE_CALLS,
+        (Option("int experts", fixed, _same),),
+        (Overload("", (0, 2), (), (3, 5, 6)), Overload("scale", (0, 1, 2), (), (3, 4, 5, 6))),
+    ),
+    Operator("moe_unpermute", UNPERMUTE_CALLS, (_dtype("str? out_dtype"),), _with_out((0, 1, 2), 3)),
     Operator(
         "requantize_with_max_scale",
         REQUANTIZE_CALLS,

@@ -33,6 +33,8 @@ FUNCTIONS: Final = (
     ops.scaled_mm_nt,
     ops.grouped_scaled_mm_nt,
     ops.linear,
+    ops.moe_permute,
+    ops.moe_unpermute,
     ops.Fp8Linear.__call__,
     ops.requantize_with_max_scale,
     ops.convert_to_channelwise,

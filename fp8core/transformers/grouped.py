@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import SiLUActivation
 
-from fp8core.ops import Quantized, silu_and_mul_quant
+from fp8core.ops import moe_permute, moe_unpermute, silu_and_mul_quant
 from fp8core.torch import GroupedLinear, Linear
+from fp8core.torch.aligned import is_read_by_rows
 from fp8core.torch.gradients import has_tangent
 from fp8core.torch.input_dtypes import any_autocast
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
@@ -94,36 +95,45 @@ class GroupedExperts(nn.Module):
 
         Args:
             hidden_states: ``[tokens, hidden]``.
-            top_k_index: ``[tokens, k]``, the experts of each token. Indices past the last expert count as the last
-                expert with a weight of 0.
+            top_k_index: ``[tokens, k]``, the experts of each token. Indices past the last expert are left out.
             top_k_weights: ``[tokens, k]``, the weights of these experts.
         """
-        (tokens, each), most = top_k_index.shape, self.num_experts - 1
-        expert_of, order = torch.sort(top_k_index.reshape(-1).clamp(max=most), stable=True)
+        x, index, weights = hidden_states, top_k_index, top_k_weights
+        if _is_differentiated(x) or _is_differentiated(weights):
+            return self._with_gradients(x, index, weights)
+        first: Any = self.first
+        given: Any = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
+        if not any_autocast() and x.dtype == first.compute_dtype and first.input_scale is None:
+            given = first.quantized(given)  # each token once
+        rows, offs, inverse = moe_permute(given, index.contiguous(), self.num_experts)
+        both, down = first(rows, offs), self.down
+        original: Any = self._original[0]
+        kept = any_autocast() or both.dtype == down.compute_dtype  # the dtype of a result for codes
+        if kept and not self._own_gate and len(self.layout.first) == 2 and type(original.act_fn) in SILU:
+            inner: Any = silu_and_mul_quant(both, round_intermediate=True, **down.quantization(len(both), offs))
+        else:
+            inner = self._activated(both)
+        summed: Tensor = moe_unpermute(down(inner, offs), inverse, weights.contiguous(), out_dtype=x.dtype)
+        return summed
+
+    def _with_gradients(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
+        """Return the result of `forward`, by operations of torch that pass gradients to the input and the weights."""
+        (tokens, each), most = index.shape, self.num_experts - 1
+        expert_of, order = torch.sort(index.reshape(-1).clamp(max=most), stable=True)
         numbers = torch.arange(self.num_experts, device=order.device)
         offs = torch.searchsorted(expert_of, numbers, right=True, out_int32=True)
-        y = self.down(self._inner(hidden_states, order // each, offs), offs)
+        y = self.down(self._activated(self.first(x[order // each], offs)), offs)
         apart = torch.empty_like(y).index_copy_(0, order, y).view(tokens, each, y.shape[1])
-        weights = torch.where(top_k_index <= most, top_k_weights, 0).float()
-        return (apart * weights[..., None]).sum(1).to(hidden_states.dtype)
+        shares = torch.where(index <= most, weights, 0).float()
+        return (apart * shares[..., None]).sum(1).to(x.dtype)
 
-    def _inner(self, x: Tensor, token_of: Tensor, offs: Tensor) -> Any:
-        """Return the input of the down projections, for the token of each row."""
-        first, down = self.first, self.down
-        graded = (torch.is_grad_enabled() and x.requires_grad) or has_tangent(x)
-        cast = any_autocast() or x.dtype != first.compute_dtype
-        if graded or cast or first.input_scale is not None:
-            both = first(x[token_of], offs)
-        else:  # quantize each token once
-            both = first(_rows_of(first.quantized(x, offs), token_of), offs)
+    def _activated(self, both: Tensor) -> Any:
+        """Return the input of the down projections."""
         original: Any = self._original[0]
         if self._own_gate:
             return original._apply_gate(both)
         if len(self.layout.first) == 1:
             return original.act_fn(both)
-        kept = any_autocast() or both.dtype == down.compute_dtype  # the dtype of a result for codes
-        if not graded and kept and type(original.act_fn) in SILU:
-            return silu_and_mul_quant(both, round_intermediate=True, **down.quantization(both.shape[0], offs))
         gate, up = both.chunk(2, -1)
         return original.act_fn(gate) * up
 
@@ -154,9 +164,6 @@ class GroupedExperts(nn.Module):
         return Experts.of(experts, self.layout, self._original, self._own_gate).train(self.training)
 
 
-def _rows_of(q: Quantized[Any, Any], rows: Tensor) -> Quantized[Any, Any]:
-    """Return rows of quantized tokens, with scales in the same layout."""
-    codes = q.data.view(torch.uint8)[rows].view(q.data.dtype)
-    by_columns = q.scale.stride(0) == 1 and q.scale.shape[1] > 1
-    scale = q.scale.T[:, rows].T if by_columns else q.scale[rows]
-    return Quantized(codes, scale, q.group_shape)
+def _is_differentiated(x: Tensor) -> bool:
+    """Return whether derivatives of the result with respect to ``x`` may be wanted."""
+    return (torch.is_grad_enabled() and x.requires_grad) or has_tangent(x)

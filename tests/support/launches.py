@@ -7,6 +7,8 @@ from fp8core.runtime.plans import (
     AllCloseNumbers,
     DequantizeNumbers,
     ExpandNumbers,
+    MoePermuteNumbers,
+    MoeUnpermuteNumbers,
     NormalizeNumbers,
     Plan,
     QuantizeNumbers,
@@ -32,6 +34,11 @@ ORDER: Final[dict[type, tuple[str, ...]]] = {
     ),
     AllCloseNumbers: ("x", "scale_count", "result"),
     ExpandNumbers: ("scales", "scales_count", "widths", "out"),
+    MoePermuteNumbers: (
+        *("x", "x_stride", "scale", "scale_cols", "scale_row_stride", "scale_col_stride", "topk_ids", "tokens"),
+        *("rows", "row_scale", "row_scale_row_stride", "row_scale_col_stride", "offs", "inverse", "counts"),
+    ),
+    MoeUnpermuteNumbers: ("y", "y_stride", "rows", "inverse", "weights", "tokens", "out", "out_stride"),
 }
 """By kind of numbers: the names of the arguments of `whole`, in order."""
 ADDRESSES: Final[dict[type, tuple[str, ...]]] = {

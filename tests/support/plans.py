@@ -14,6 +14,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.grouped.sm90 import SM90_GROUPED, candidates, plan_grouped
 from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.linear.table import LINEAR
+from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
 from fp8core.problem import Quantize, Target
@@ -26,6 +27,8 @@ from support.problems import (
     expand,
     grouped_mm,
     linear,
+    moe_permute,
+    moe_unpermute,
     norm_quantize,
     normalize,
     quantize,
@@ -158,6 +161,8 @@ OPERATIONS: dict[str, Callable[[Target], Iterator[Plan]]] = {
     "grouped_mm": of_table(GROUPED_MM, grouped_mm),
     "grouped tiles": by_grouped_tiles,
     "linear": of_table(LINEAR, linear),
+    "moe_permute": of_table(MOE_PERMUTE, moe_permute),
+    "moe_unpermute": of_table(MOE_UNPERMUTE, moe_unpermute),
     "arrange_scales": arrange,
     "rescale": rescale,
 }

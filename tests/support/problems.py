@@ -15,6 +15,8 @@ from fp8core.problem import (
     GroupedMm,
     GroupShape,
     Linear,
+    MoePermute,
+    MoeUnpermute,
     Normalize,
     NormQuantize,
     Quantize,
@@ -309,3 +311,27 @@ def linear(target: Target) -> Iterator[Linear]:
             )
             group = PER_TENSOR if static else PER_TOKEN
             yield Linear(Quantize(target, x, e4m3, group, static, "float32", "k", k, 16), product, k, float("inf"))
+
+
+def moe_permute(target: Target) -> Iterator[MoePermute]:
+    """Yield sorts of few and many experts, and rows of every alignment, with and without scales."""
+    for ids, experts, each, row_bytes, scale_bytes, alignment in (
+        ("int64", 128, 8, 2048, 4, 16),
+        ("int32", 8, 2, 14336, 1, 16),
+        ("int64", 1024, 4, 4096, 0, 16),
+        ("int32", 300, 9, 333, 4, 1),
+        ("int32", 512, 1, 40, 0, 8),
+    ):
+        yield MoePermute(target, ids, experts, each, row_bytes, scale_bytes, alignment)
+
+
+def moe_unpermute(target: Target) -> Iterator[MoeUnpermute]:
+    """Yield sums in every dtype, with and without weights, of aligned rows and of others."""
+    for y, weights, out, each, cols, alignment in (
+        ("bfloat16", "float32", "bfloat16", 8, 2048, 16),
+        ("bfloat16", "bfloat16", "bfloat16", 2, 7168, 16),
+        ("float32", "float16", "bfloat16", 10, 4096, 16),
+        ("float16", "", "float32", 1, 333, 2),
+        ("float32", "float32", "float32", 4, 7, 4),
+    ):
+        yield MoeUnpermute(target, y, weights, out, each, cols, alignment)

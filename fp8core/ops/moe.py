@@ -1,0 +1,288 @@
+"""The rows of a mixture of experts: sorted by expert for grouped products, and summed again for each token."""
+
+from collections.abc import Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar, Unpack, overload
+
+from fp8core.core import checks, scale_shapes, specs
+from fp8core.core.calls import Described, NewArray, Planned
+from fp8core.core.operation import Operation
+from fp8core.core.scaling import SCALES
+from fp8core.core.specs import TensorSpec
+from fp8core.errors import DTypeError, ShapeError, UnsupportedProblemError
+from fp8core.interop import Operand, dtype_name, eager_only, scalar
+from fp8core.interop.float8 import Float8Array
+from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE, counts_bytes
+from fp8core.ops.quantized import Quantized, quantized
+from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, PER_TENSOR, MoePermute, MoeUnpermute
+from fp8core.runtime.plans import MoePermuteNumbers, MoeUnpermuteNumbers
+from fp8core.types import Array, ArrayT, CallKeywords, CupyT, NumpyArray, Stream, WideDType
+
+IDS: Final = ("int32", "int64")
+"""The dtypes of chosen experts."""
+ROWS, ROW_SCALE, OFFS, INVERSE = 3, 4, 5, 6
+"""Indices among the operands of `moe_permute`."""
+MOST_CHOICES: Final = 1 << 30
+"""Rows are counted in 32 bits, with room for those that a kernel rounds up to."""
+RowsT_co = TypeVar("RowsT_co", covariant=True)
+IndexT_co = TypeVar("IndexT_co", covariant=True)
+
+
+class Permuted(NamedTuple, Generic[RowsT_co, IndexT_co]):
+    """Rows sorted by expert: what `fp8core.moe_permute` returns."""
+
+    rows: RowsT_co
+    """``[tokens * k, cols]``: the rows of the first expert, then those of the second, and so on; a `Quantized` if the
+    tokens were one. Rows after the last end are undefined."""
+    offs: IndexT_co
+    """int32 ``[experts]``: where the rows of each expert end, for `fp8core.grouped_scaled_mm_nt`."""
+    inverse: IndexT_co
+    """int32 ``[tokens, k]``: the row of each choice, or -1 if it is no expert's, for `fp8core.moe_unpermute`."""
+
+
+@overload
+def moe_permute(
+    x: Quantized[Float8Array, CupyT], topk_ids: Array, experts: int, *, stream: Stream | None = None
+) -> Permuted[Quantized[Float8Array, CupyT], CupyT]: ...
+@overload
+def moe_permute(
+    x: Quantized[ArrayT, ArrayT], topk_ids: Array, experts: int, *, stream: Stream | None = None
+) -> Permuted[Quantized[ArrayT, ArrayT], ArrayT]: ...
+@overload
+def moe_permute(
+    x: ArrayT, topk_ids: Array, experts: int, *, stream: Stream | None = None
+) -> Permuted[ArrayT, ArrayT]: ...
+@eager_only
+def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = None) -> Any:
+    """Return the row of its token for each choice of an expert, sorted by expert: a stable sort, and a copy.
+
+    The layout is that of ``vllm``'s ``moe_permute``. Nothing waits for the choices, so the call can be captured into a
+    CUDA graph. A choice that is negative, or not below ``experts``, has no row: so a process of expert parallelism
+    leaves out the experts of others.
+
+    Args:
+        x: the tokens ``[tokens, cols]``, rows contiguous: float32, float16, bfloat16 or FP8, or a `Quantized` per
+            tensor, per token or by groups of 1xg, whose scales are permuted, too.
+        topk_ids: int32 or int64 ``[tokens, k]``, contiguous: the experts of each token.
+        experts: the number of experts.
+        stream: the stream to launch on; by default the current stream of the framework of x.
+
+    Returns:
+        Permuted: ``rows, offs, inverse`` in the framework of x. Scales keep their layout.
+
+    Raises:
+        ShapeError: x or topk_ids has not two axes, they differ in tokens, or experts is not a whole number.
+        DTypeError: the call does not take the dtype of an array.
+        LayoutError: the rows of x, or topk_ids, are not contiguous.
+        DeviceError: the arrays are on several devices. All errors are raised before anything is launched.
+        UnsupportedProblemError: there are 2**30 choices or more, or on a GPU more than 1024 experts.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> x = np.array([[1.0], [2.0], [3.0]], np.float32)
+        >>> rows, offs, inverse = fp8core.moe_permute(x, np.array([[2, 0], [0, 1], [2, 0]]), experts=3)
+        >>> rows.ravel().tolist(), offs.tolist()
+        ([1.0, 2.0, 3.0, 2.0, 1.0, 3.0], [3, 4, 6])
+        >>> inverse.tolist()
+        [[4, 0], [1, 3], [5, 2]]
+    """
+    experts = checks.extent(experts, "experts")
+    if not isinstance(x, Quantized):
+        arrays = PERMUTE_CALLS((x, None, topk_ids, None, None, None, None), (experts,), stream)[0]
+        return Permuted(arrays[ROWS], arrays[OFFS], arrays[INVERSE])
+    scale = x.scale
+    given = None if _is_of_all(x) else scale
+    arrays = PERMUTE_CALLS((x.data, given, topk_ids, None, None, None, None), (experts,), stream)[0]
+    rows = quantized(arrays[ROWS], scale if given is None else arrays[ROW_SCALE], x.group_shape)
+    return Permuted(rows, arrays[OFFS], arrays[INVERSE])
+
+
+def _is_of_all(x: Quantized[Any, Any]) -> bool:
+    """Return whether the scale of ``x`` is one number for all tokens, rather than for the only one."""
+    if x.group_shape == PER_TENSOR or scalar(x.scale) is not None:
+        return True
+    return scale_shapes.is_one_number(x.scale.shape) and (not x.scale.shape or x.data.shape[0] != 1)
+
+
+def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    x, scale, topk_ids, *_ = operands
+    (experts,) = options
+    assert x is not None
+    topk_ids = specs.required(topk_ids, "topk_ids")
+    if x.dtype not in (*FORMATS, *HIGH_PRECISION):
+        raise DTypeError(f"{x.name} needs {', '.join((*HIGH_PRECISION, *FORMATS))}, got {x.dtype}")
+    if len(x.shape) != 2:
+        raise ShapeError(f"{x.name} needs two axes [tokens, cols], got shape {x.shape}")
+    if topk_ids.dtype not in IDS:
+        raise DTypeError(f"{topk_ids.name} needs {' or '.join(IDS)}, got {topk_ids.dtype}")
+    at = specs.matrix(x)
+    each = check_choices(topk_ids, at.rows)
+    specs.check_same_device(x, topk_ids, scale)
+    choices = at.rows * each
+    results = {ROWS: NewArray((choices, at.cols), x.dtype)}
+    strides, new_strides, scale_cols, scale_bytes = (0, 0), (0, 0), 0, 0
+    if scale is not None:
+        scale_shapes.check_scale_dtype(scale, bytes_allowed=True)
+        if len(scale.shape) not in (1, 2) or scale.shape[0] != at.rows:
+            raise ShapeError(f"{scale.name} needs shape ({at.rows}, groups), a row for each token, got {scale.shape}")
+        scale_cols, scale_bytes = (*scale.shape, 1)[1], scale.itemsize
+        strides = (*scale.strides, 0)[0], (*scale.strides, 0)[1]
+        by_columns = scale_cols > 1 and strides[0] == 1
+        new_strides = (1, choices) if by_columns else (scale_cols, 1)
+        shape = (choices, *scale.shape[1:])
+        results[ROW_SCALE] = NewArray(shape, scale.dtype, new_strides if by_columns else None)
+    results[OFFS] = NewArray((experts,), "int32")
+    results[INVERSE] = NewArray((at.rows, each), "int32")
+    row_bytes, stride = at.cols * x.itemsize, at.stride * x.itemsize
+    problem = MoePermute(
+        target=x.target,
+        ids=topk_ids.dtype,
+        experts=experts,
+        each=each,
+        row_bytes=row_bytes,
+        scale_bytes=scale_bytes,
+        alignment=specs.alignment(x.alignment, stride, row_bytes),
+    )
+
+    def plan() -> Planned:
+        if not experts and not choices:
+            return Planned(None)
+        numbers = MoePermuteNumbers(at.rows, stride, scale_cols, *strides, *new_strides)
+        return Planned(MOE_PERMUTE.plan(problem).bind(numbers), counts_bytes(problem, at.rows))
+
+    return Described(results, plan, lambda: MOE_PERMUTE.explain(problem))
+
+
+def check_choices(x: TensorSpec, tokens: int) -> int:
+    """Return how many choices each token has in an array ``[tokens, k]``; refuse any other array."""
+    if len(x.shape) != 2 or x.shape[0] != tokens:
+        raise ShapeError(f"{x.name} needs shape ({tokens}, k), a row for each token, got {x.shape}")
+    if specs.contiguous_count(x) >= MOST_CHOICES:
+        raise UnsupportedProblemError(f"{x.name} needs less than 2**30 elements, got shape {x.shape}")
+    return x.shape[1]
+
+
+PERMUTE_CALLS: Final = Operation(
+    (
+        Operand("x", *HIGH_PRECISION, *FORMATS),
+        Operand("scale", *SCALES),
+        Operand("topk_ids", *IDS),
+        *("rows", "row_scale", "offs", "inverse"),
+    ),
+    _describe_permute,
+    scratch=True,
+)
+
+
+@overload
+def moe_unpermute(
+    y: NumpyArray,
+    inverse: Array,
+    topk_weights: Array | None = None,
+    *,
+    out_dtype: WideDType | None = None,
+    **keywords: Unpack[CallKeywords],
+) -> NumpyArray: ...
+@overload
+def moe_unpermute(
+    y: ArrayT,
+    inverse: Array,
+    topk_weights: Array | None = None,
+    *,
+    out_dtype: WideDType | None = None,
+    **keywords: Unpack[CallKeywords],
+) -> ArrayT: ...
+@eager_only
+def moe_unpermute(
+    y: object,
+    inverse: object,
+    topk_weights: object = None,
+    *,
+    out_dtype: object = None,
+    out: object = None,
+    stream: object = None,
+) -> Any:
+    """Return the weighted sum of the rows of each token: ``sum(topk_weights[t, j] * y[inverse[t, j]] for j)``.
+
+    Products and sums are computed in float32, in the order of j, and rounded once to out_dtype: the same bits in each
+    run. Choices without a row (-1, or beyond the last row of y) are left out, whatever their weights are, so
+    what undefined rows hold does not matter.
+
+    Args:
+        y: float32, float16 or bfloat16 ``[rows, cols]``, rows contiguous: the results of the experts.
+        inverse: int32 ``[tokens, k]``, contiguous: the row of each choice, as `moe_permute` returns it.
+        topk_weights: float32, float16 or bfloat16 ``[tokens, k]``, contiguous; None for the plain sum.
+        out_dtype: float32, float16 or bfloat16; None for that of y.
+        out: an array ``[tokens, cols]`` of that dtype for the result.
+        stream: the stream to launch on; by default the current stream of the framework of y.
+
+    Returns:
+        ``[tokens, cols]`` of out_dtype, in the framework of y.
+
+    Raises:
+        ShapeError: y or inverse has not two axes, or topk_weights or ``out`` does not fit them.
+        DTypeError: the call does not take the dtype of an array.
+        LayoutError: an array is not contiguous as above, or ``out`` overlaps another array.
+        DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
+        UnsupportedProblemError: there are 2**30 choices or rows, or more.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> y = np.array([[1.0], [10.0], [100.0]], np.float32)
+        >>> weights = np.array([[0.5, 2.0], [1.0, 9.0]], np.float32)
+        >>> fp8core.moe_unpermute(y, np.array([[2, 0], [1, -1]], np.int32), weights).tolist()
+        [[52.0], [10.0]]
+    """
+    return UNPERMUTE_CALLS((y, inverse, topk_weights, out), (out_dtype,), stream)[0][3]
+
+
+def _describe_unpermute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
+    y, inverse, weights, out = operands
+    assert y is not None
+    inverse = specs.required(inverse, "inverse")
+    specs.check_high_precision(y)
+    if len(y.shape) != 2:
+        raise ShapeError(f"{y.name} needs two axes [rows, cols], got shape {y.shape}")
+    if inverse.dtype != "int32":
+        raise DTypeError(f"{inverse.name} needs int32, got {inverse.dtype}")
+    if len(inverse.shape) != 2:
+        raise ShapeError(f"{inverse.name} needs two axes [tokens, k], got shape {inverse.shape}")
+    tokens, at = inverse.shape[0], specs.matrix(y)
+    each = check_choices(inverse, tokens)
+    if at.rows >= MOST_CHOICES:
+        raise UnsupportedProblemError(f"{y.name} needs less than 2**30 rows, got shape {y.shape}")
+    if weights is not None:
+        specs.check_high_precision(weights)
+        if weights.shape != inverse.shape:
+            raise ShapeError(f"{weights.name} needs shape {inverse.shape}, that of inverse, got {weights.shape}")
+        specs.contiguous_count(weights)
+    specs.check_same_device(y, inverse, weights)
+    wide = y.dtype if options[0] is None else dtype_name(options[0], "out_dtype", HIGH_PRECISION)
+    shape, size = (tokens, at.cols), ITEMSIZE[wide]
+    stride = specs.result_stride(out, y, shape, wide)
+    at_out = specs.alignment(specs.alignment_of(out), stride * size) * y.itemsize // size
+    problem = MoeUnpermute(
+        target=y.target,
+        y=y.dtype,
+        weights="" if weights is None else weights.dtype,
+        out=wide,
+        each=each,
+        cols=at.cols,
+        alignment=specs.alignment(y.alignment, at.stride * y.itemsize, at_out),
+    )
+
+    def plan() -> Planned:
+        numbers = MoeUnpermuteNumbers(tokens, at.rows, at.stride, stride)
+        return Planned(MOE_UNPERMUTE.plan(problem).bind(numbers) if tokens and at.cols else None)
+
+    return Described({3: NewArray(shape, wide)}, plan, lambda: MOE_UNPERMUTE.explain(problem))
+
+
+UNPERMUTE_CALLS: Final = Operation(
+    (
+        Operand("y", *HIGH_PRECISION),
+        Operand("inverse", "int32"),
+        Operand("topk_weights", *HIGH_PRECISION),
+        Operand("out", *HIGH_PRECISION),
+    ),
+    _describe_unpermute,
+)
