@@ -210,6 +210,12 @@ class GroupedKeywords(CallKeywords, total=False):
     use_fast_accum: bool
 
 
+class UnpermuteKeywords(CallKeywords, total=False):
+    """Keyword arguments of `fp8core.moe_unpermute`."""
+
+    out_dtype: WideDType | None
+
+
 class LinearKeywords(SharedProductKeywords, total=False):
     """Keyword arguments of `fp8core.linear`."""
 

@@ -67,14 +67,12 @@ def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = Non
 
     Raises:
         Fp8Error: the errors of the call itself; and a ShapeError if a result's extent depends on a symbol in another
-            way than being equal to it.
+            way than being a multiple of it.
     """
     described, results, extents = _described(call, avals, names, UNKNOWN[0])
     fixed = all(isinstance(extent, int) for aval in avals for extent in aval.shape)
     if not fixed and extents != _described(call, avals, names, UNKNOWN[1])[2]:
-        raise ShapeError(
-            f"{call.name} needs extents of results that equal symbolic extents, got one computed from them"
-        )
+        raise ShapeError(f"{call.name} needs extents of results that are products of extents, got one that is not")
     written = {call.places.index(at): i for i, at in enumerate(results) if call.given[at]}
     return Traced(described, results, extents, written)
 
@@ -97,7 +95,7 @@ def _described(
         specs.append(TensorSpec(name, dtype, shape, strides_of(shape, placed[at]), HOST, ALIGNMENT))
     described = operation.describe(specs, call.options)
     results = tuple(sorted(described.results))
-    extents = tuple(tuple(symbols.get(extent, extent) for extent in described.results[at].shape) for at in results)
+    extents = tuple(tuple(_extent(number, symbols) for number in described.results[at].shape) for at in results)
     return described, results, extents
 
 
@@ -123,6 +121,15 @@ def _numbers(
         return numbers[extent]
 
     return [tuple(map(number, shape)) for shape in shapes], symbols
+
+
+def _extent(number: int, symbols: dict[int, Any]) -> Any:
+    """Return the extent of a result in terms of symbols: a number, a symbol, or a product of them."""
+    extent: Any = 1
+    for prime, symbol in symbols.items():
+        while number and number % prime == 0:
+            extent, number = extent * symbol, number // prime
+    return extent * number
 
 
 def _prime(least: int) -> int:

@@ -238,6 +238,13 @@ def _grouped(of: _Case) -> Places:
     return {**made, **{at: factors.own(extents[:1]) + made[at] for at, extents in given.items()}}
 
 
+def _unpermute(of: _Case) -> Places:
+    """Shard tokens and columns; the rows that are summed are whole, as places count those of one array."""
+    own = of.factors.own
+    choices = (("m",), *own([0]))
+    return {0: (*own([0]), ("n",)), 1: choices, 2: choices, 3: (("m",), ("n",))}
+
+
 def _requantize(of: _Case) -> Places:
     of.factors.whole.add("n")
     return {0: (("n",), ("k",)), 2: (("n",), ("k",))}
@@ -264,6 +271,8 @@ _RULES: Final[dict[str, Callable[[_Case], Places]]] = {
     "scaled_mm": _scaled_mm,
     "scaled_mm_nt": _scaled_mm,
     "grouped_scaled_mm_nt": _grouped,
+    "moe_permute": _whole,
+    "moe_unpermute": _unpermute,
     "requantize_with_max_scale": _requantize,
     "normalize": _normalize,
     "convert_to_channelwise": _whole,

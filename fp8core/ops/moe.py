@@ -8,27 +8,34 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import SCALES
 from fp8core.core.specs import TensorSpec
-from fp8core.errors import DTypeError, ShapeError, UnsupportedProblemError
+from fp8core.errors import DTypeError, ScaleError, ShapeError, UnsupportedProblemError
 from fp8core.interop import Operand, dtype_name, eager_only, scalar
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE, counts_bytes
 from fp8core.ops.quantized import Quantized, quantized
 from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, PER_TENSOR, MoePermute, MoeUnpermute
 from fp8core.runtime.plans import MoePermuteNumbers, MoeUnpermuteNumbers
-from fp8core.types import Array, ArrayT, CallKeywords, CupyT, NumpyArray, Stream, WideDType
+from fp8core.types import Array, ArrayT, CupyT, NumpyArray, StreamKeyword, UnpermuteKeywords, Untyped
 
 IDS: Final = ("int32", "int64")
 """The dtypes of chosen experts."""
 ROWS, ROW_SCALE, OFFS, INVERSE = 3, 4, 5, 6
 """Indices among the operands of `moe_permute`."""
-MOST_CHOICES: Final = 1 << 30
+MOST_ROWS: Final = 1 << 30
 """Rows are counted in 32 bits, with room for those that a kernel rounds up to."""
 RowsT_co = TypeVar("RowsT_co", covariant=True)
 IndexT_co = TypeVar("IndexT_co", covariant=True)
 
 
 class Permuted(NamedTuple, Generic[RowsT_co, IndexT_co]):
-    """Rows sorted by expert: what `fp8core.moe_permute` returns."""
+    """Rows sorted by expert: what `fp8core.moe_permute` returns.
+
+    Examples:
+        >>> import numpy as np, fp8core
+        >>> made = fp8core.moe_permute(np.ones((2, 8), np.float32), np.array([[1, 0], [1, 2]]), experts=3)
+        >>> made.rows.shape, made.offs.tolist(), made.inverse.tolist()
+        ((4, 8), [1, 3, 4], [[1, 0], [2, 3]])
+    """
 
     rows: RowsT_co
     """``[tokens * k, cols]``: the rows of the first expert, then those of the second, and so on; a `Quantized` if the
@@ -40,16 +47,26 @@ class Permuted(NamedTuple, Generic[RowsT_co, IndexT_co]):
 
 
 @overload
+def moe_permute(x: Untyped, topk_ids: Array, experts: int, **keywords: Unpack[StreamKeyword]) -> Any: ...
+@overload
 def moe_permute(
-    x: Quantized[Float8Array, CupyT], topk_ids: Array, experts: int, *, stream: Stream | None = None
+    x: Quantized[Float8Array, CupyT], topk_ids: Array, experts: int, **keywords: Unpack[StreamKeyword]
 ) -> Permuted[Quantized[Float8Array, CupyT], CupyT]: ...
 @overload
 def moe_permute(
-    x: Quantized[ArrayT, ArrayT], topk_ids: Array, experts: int, *, stream: Stream | None = None
+    x: Quantized[ArrayT, ArrayT], topk_ids: Array, experts: int, **keywords: Unpack[StreamKeyword]
 ) -> Permuted[Quantized[ArrayT, ArrayT], ArrayT]: ...
 @overload
 def moe_permute(
-    x: ArrayT, topk_ids: Array, experts: int, *, stream: Stream | None = None
+    x: Float8Array, topk_ids: Array, experts: int, **keywords: Unpack[StreamKeyword]
+) -> Permuted[Float8Array, Any]: ...
+@overload
+def moe_permute(
+    x: NumpyArray, topk_ids: Array, experts: int, **keywords: Unpack[StreamKeyword]
+) -> Permuted[NumpyArray, NumpyArray]: ...
+@overload
+def moe_permute(
+    x: ArrayT, topk_ids: Array, experts: int, **keywords: Unpack[StreamKeyword]
 ) -> Permuted[ArrayT, ArrayT]: ...
 @eager_only
 def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = None) -> Any:
@@ -72,6 +89,7 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
     Raises:
         ShapeError: x or topk_ids has not two axes, they differ in tokens, or experts is not a whole number.
         DTypeError: the call does not take the dtype of an array.
+        ScaleError: x is a `Quantized` by groups of several rows.
         LayoutError: the rows of x, or topk_ids, are not contiguous.
         DeviceError: the arrays are on several devices. All errors are raised before anything is launched.
         UnsupportedProblemError: there are 2**30 choices or more, or on a GPU more than 1024 experts.
@@ -85,14 +103,17 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
         >>> inverse.tolist()
         [[4, 0], [1, 3], [5, 2]]
     """
-    experts = checks.extent(experts, "experts")
     if not isinstance(x, Quantized):
         arrays = PERMUTE_CALLS((x, None, topk_ids, None, None, None, None), (experts,), stream)[0]
         return Permuted(arrays[ROWS], arrays[OFFS], arrays[INVERSE])
-    scale = x.scale
+    scale, group = x.scale, x.group_shape
+    if group is not None and group != PER_TENSOR and group.rows != 1:
+        raise ScaleError(f"x needs scales per tensor, per token or by groups of 1xg, got group_shape {tuple(group)}")
+    if scale is None:
+        raise DTypeError("scale needs an array, got None")
     given = None if _is_of_all(x) else scale
     arrays = PERMUTE_CALLS((x.data, given, topk_ids, None, None, None, None), (experts,), stream)[0]
-    rows = quantized(arrays[ROWS], scale if given is None else arrays[ROW_SCALE], x.group_shape)
+    rows = quantized(arrays[ROWS], scale if given is None else arrays[ROW_SCALE], group)
     return Permuted(rows, arrays[OFFS], arrays[INVERSE])
 
 
@@ -100,13 +121,16 @@ def _is_of_all(x: Quantized[Any, Any]) -> bool:
     """Return whether the scale of ``x`` is one number for all tokens, rather than for the only one."""
     if x.group_shape == PER_TENSOR or scalar(x.scale) is not None:
         return True
-    return scale_shapes.is_one_number(x.scale.shape) and (not x.scale.shape or x.data.shape[0] != 1)
+    shape, of_data = getattr(x.scale, "shape", None), getattr(x.data, "shape", None)
+    if shape is None or of_data is None:  # no arrays, which the call refuses
+        return False
+    return tuple(shape[:1]) != tuple(of_data[:1]) and scale_shapes.is_one_number(shape)
 
 
 def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, scale, topk_ids, *_ = operands
-    (experts,) = options
     assert x is not None
+    experts = checks.extent(options[0], "experts")
     topk_ids = specs.required(topk_ids, "topk_ids")
     if x.dtype not in (*FORMATS, *HIGH_PRECISION):
         raise DTypeError(f"{x.name} needs {', '.join((*HIGH_PRECISION, *FORMATS))}, got {x.dtype}")
@@ -143,22 +167,31 @@ def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any,
         alignment=specs.alignment(x.alignment, stride, row_bytes),
     )
 
+    def countable() -> MoePermute:
+        check_countable(topk_ids, choices, "elements")
+        return problem
+
     def plan() -> Planned:
         if not experts and not choices:
             return Planned(None)
         numbers = MoePermuteNumbers(at.rows, stride, scale_cols, *strides, *new_strides)
-        return Planned(MOE_PERMUTE.plan(problem).bind(numbers), counts_bytes(problem, at.rows))
+        return Planned(MOE_PERMUTE.plan(countable()).bind(numbers), counts_bytes(problem, at.rows))
 
-    return Described(results, plan, lambda: MOE_PERMUTE.explain(problem))
+    return Described(results, plan, lambda: MOE_PERMUTE.explain(countable()))
 
 
 def check_choices(x: TensorSpec, tokens: int) -> int:
     """Return how many choices each token has in an array ``[tokens, k]``; refuse any other array."""
     if len(x.shape) != 2 or x.shape[0] != tokens:
         raise ShapeError(f"{x.name} needs shape ({tokens}, k), a row for each token, got {x.shape}")
-    if specs.contiguous_count(x) >= MOST_CHOICES:
-        raise UnsupportedProblemError(f"{x.name} needs less than 2**30 elements, got shape {x.shape}")
+    specs.contiguous_count(x)
     return x.shape[1]
+
+
+def check_countable(x: TensorSpec, count: int, what: str) -> None:
+    """Refuse more than kernels count. JAX describes calls with huge numbers for symbols, so only plans may ask."""
+    if count >= MOST_ROWS:
+        raise UnsupportedProblemError(f"{x.name} needs less than 2**30 {what}, got shape {x.shape}")
 
 
 PERMUTE_CALLS: Final = Operation(
@@ -175,21 +208,15 @@ PERMUTE_CALLS: Final = Operation(
 
 @overload
 def moe_unpermute(
-    y: NumpyArray,
-    inverse: Array,
-    topk_weights: Array | None = None,
-    *,
-    out_dtype: WideDType | None = None,
-    **keywords: Unpack[CallKeywords],
+    y: Untyped, inverse: Array, topk_weights: Array | None = None, **keywords: Unpack[UnpermuteKeywords]
+) -> Any: ...
+@overload
+def moe_unpermute(
+    y: NumpyArray, inverse: Array, topk_weights: Array | None = None, **keywords: Unpack[UnpermuteKeywords]
 ) -> NumpyArray: ...
 @overload
 def moe_unpermute(
-    y: ArrayT,
-    inverse: Array,
-    topk_weights: Array | None = None,
-    *,
-    out_dtype: WideDType | None = None,
-    **keywords: Unpack[CallKeywords],
+    y: ArrayT, inverse: Array, topk_weights: Array | None = None, **keywords: Unpack[UnpermuteKeywords]
 ) -> ArrayT: ...
 @eager_only
 def moe_unpermute(
@@ -248,8 +275,6 @@ def _describe_unpermute(operands: Sequence[TensorSpec | None], options: tuple[An
         raise ShapeError(f"{inverse.name} needs two axes [tokens, k], got shape {inverse.shape}")
     tokens, at = inverse.shape[0], specs.matrix(y)
     each = check_choices(inverse, tokens)
-    if at.rows >= MOST_CHOICES:
-        raise UnsupportedProblemError(f"{y.name} needs less than 2**30 rows, got shape {y.shape}")
     if weights is not None:
         specs.check_high_precision(weights)
         if weights.shape != inverse.shape:
@@ -270,11 +295,18 @@ def _describe_unpermute(operands: Sequence[TensorSpec | None], options: tuple[An
         alignment=specs.alignment(y.alignment, at.stride * y.itemsize, at_out),
     )
 
-    def plan() -> Planned:
-        numbers = MoeUnpermuteNumbers(tokens, at.rows, at.stride, stride)
-        return Planned(MOE_UNPERMUTE.plan(problem).bind(numbers) if tokens and at.cols else None)
+    def countable() -> MoeUnpermute:
+        check_countable(y, at.rows, "rows")
+        check_countable(inverse, tokens * each, "elements")
+        return problem
 
-    return Described({3: NewArray(shape, wide)}, plan, lambda: MOE_UNPERMUTE.explain(problem))
+    def plan() -> Planned:
+        if not tokens or not at.cols:
+            return Planned(None)
+        numbers = MoeUnpermuteNumbers(tokens, at.rows, at.stride, stride)
+        return Planned(MOE_UNPERMUTE.plan(countable()).bind(numbers))
+
+    return Described({3: NewArray(shape, wide)}, plan, lambda: MOE_UNPERMUTE.explain(countable()))
 
 
 UNPERMUTE_CALLS: Final = Operation(

@@ -91,14 +91,16 @@ REFUSED = {
             DTypeError,
             f"offs needs an array of int32, got {dtype}",
         )
-        for dtype in ("int64", "uint32", "int16", "float64")
+        for dtype in ("uint32", "int16", "float64")
     },
-    "ends of float32": (
-        lambda: {"offs": ends(GROUPS, dtype=np.float32)},
-        DTypeError,
-        "offs needs int32, got float32",
-    ),
-    "ends of uint8": (lambda: {"offs": ends(GROUPS, dtype=np.uint8)}, DTypeError, "offs needs int32, got uint8"),
+    **{
+        f"ends of {dtype}": (
+            lambda dtype=dtype: {"offs": ends(GROUPS, dtype=dtype)},
+            DTypeError,
+            f"offs needs int32, got {dtype}",
+        )
+        for dtype in ("int64", "float32", "uint8")
+    },
     "ends that begin with 0": (
         lambda: {"offs": ends(GROUPS + 1)},
         ShapeError,

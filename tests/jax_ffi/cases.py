@@ -128,6 +128,36 @@ def _grouped_rest(a: Any, sa: Any, w: Any, sb: Any, bias: Any, offs: Any) -> Any
     return fp8core.grouped_scaled_mm_nt(a, w, sa, sb, bias=bias, offs=offs)[:-1]
 
 
+def choices(m: int) -> np.ndarray:
+    """Return two experts of each token, all of which exist."""
+    return (np.arange(2 * m, dtype=np.int32) * 5 % GROUPS).reshape(m, 2)
+
+
+def _routed(m: int) -> tuple[np.ndarray, ...]:
+    return wide(m, K), choices(m), wide(m, 2, dtype=np.float32, seed=6)
+
+
+def _permute(x: Any, ids: Any, shares: Any) -> Any:
+    return tuple(fp8core.moe_permute(x, ids, GROUPS))
+
+
+def _permute_pair(x: Any, ids: Any, shares: Any) -> Any:
+    q = fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn")
+    rows, *rest = fp8core.moe_permute(q, ids, experts=GROUPS)
+    return *rows, *rest
+
+
+def _unpermute(x: Any, ids: Any, shares: Any) -> Any:
+    return fp8core.moe_unpermute(x, ids - 1, out_dtype="float32"), fp8core.moe_unpermute(x, ids, shares)
+
+
+def _mixture(x: Any, ids: Any, shares: Any, w: Any, scale: Any) -> Any:
+    """Some choices are no expert's."""
+    rows, offs, inverse = fp8core.moe_permute(fp8core.quantize(x), ids - 1, GROUPS - 1)
+    y = fp8core.grouped_scaled_mm_nt(rows, Quantized(w[:-1], scale[:-1], PER_CHANNEL), offs=offs)
+    return fp8core.moe_unpermute(y, inverse, shares)
+
+
 def _quantize(**keywords: Any) -> Callable[..., Any]:
     return lambda x: tuple(fp8core.quantize(x, **keywords))
 
@@ -215,6 +245,10 @@ CASES = (
     Case("grouped_groups", _grouped_mm, _grouped(GROUP_128, GROUP_128)),
     Case("grouped_numbers", _grouped_numbers, _grouped(PER_TOKEN, PER_TENSOR)),
     Case("grouped_rest", _grouped_rest, _grouped(PER_TOKEN, PER_CHANNEL, beyond=-1)),
+    Case("permute", _permute, _routed),
+    Case("permute_pair", _permute_pair, _routed),
+    Case("unpermute", _unpermute, _routed),
+    Case("mixture", _mixture, lambda m: (*_routed(m), *stacked())),
     Case("linear", _layer, _linear(PER_CHANNEL)),
     Case("linear_static", _static_layer, _linear(PER_CHANNEL)),
     Case("linear_quantized", _quantized_layer, _both(PER_TOKEN, PER_CHANNEL)),

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import fp8core
 import fp8core.jax
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized
-from jax_ffi.cases import GROUPS, K, N, ends, near, same, stacked, weight, wide
+from jax_ffi.cases import GROUPS, K, N, choices, ends, near, same, stacked, weight, wide
 
 COLLECTIVES = "all-gather", "all-reduce", "all-to-all", "collective-permute", "dynamic-slice"
 MESHES = {
@@ -131,6 +131,21 @@ def grouped_by_hand(kind, mesh):
         layer = jax.shard_map(call, mesh=mesh, in_specs=(P("a"),) * 5, out_specs=P("a"), check_vma=varying)
         made = np.asarray(jax.jit(layer)(*over))[:13]
         check(f"{kind} grouped shard_map {varying}", made, wanted, collectives(layer, *over), alike=near)
+
+
+def mixtures(kind, mesh):
+    """Sums are divided by tokens and columns; sorted rows are whole, as places count those of the whole array."""
+    x, ids, shares, sums = wide(16, K), choices(16), wide(16, 2, dtype=np.float32), fp8core.moe_unpermute
+    permute = lambda x, ids: tuple(fp8core.moe_permute(x, ids, GROUPS))  # noqa: E731
+    rows, _, inverse = wanted = permute(x, ids)
+    for spec in (("a",), (None, "b"), (("a", "b"),)):
+        check(f"{kind} moe_permute {spec}", jax.jit(permute)(put(mesh, x, *spec), put(mesh, ids, *spec[:1])), wanted)
+    for tokens, columns in (("a", "b"), (None, "b"), (("a", "b"), None)):
+        given = put(mesh, rows, None, columns), put(mesh, inverse, tokens), put(mesh, shares, tokens)
+        made = jax.jit(sums)(*given)
+        assert made.sharding.is_equivalent_to(NamedSharding(mesh, P(tokens, columns)), 2), made.sharding
+        name = f"{kind} moe_unpermute {tokens} {columns}"
+        check(name, made, sums(rows, inverse, shares), collectives(sums, *given))
 
 
 def rows_and_columns(kind, mesh):
@@ -297,6 +312,7 @@ if __name__ == "__main__":
             products,
             grouped,
             grouped_by_hand,
+            mixtures,
             rows_and_columns,
             groups_of_rows,
             groups_that_devices_cannot_share,

@@ -15,8 +15,10 @@ from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Qu
 from fp8core.errors import ShapeError  # noqa: E402
 from fp8core.jax import handler, programs  # noqa: E402
 from fp8core.jax.scratch import most_scratch  # noqa: E402
-from fp8core.problem import HOST  # noqa: E402
+from fp8core.kernels.moe import counts_bytes  # noqa: E402
+from fp8core.problem import HOST, MoePermute  # noqa: E402
 from jax_ffi.cases import K, N, cpu, ends, same, stacked, weight, wide  # noqa: E402, F401
+from support.targets import H200, MI250  # noqa: E402
 
 CHECKS = [export.DisabledSafetyCheck.custom_call("fp8core")]
 
@@ -84,6 +86,23 @@ def test_every_extent_of_a_grouped_product_is_open():
     assert same(made.call(*narrow), product(*map(np.ascontiguousarray, narrow)))
 
 
+def test_every_extent_of_a_mixture_of_experts_is_open():
+    """Tokens, choices and columns; how many experts there are is an option."""
+    tokens, each, cols = export.symbolic_shape("tokens, each, cols")
+
+    def mixture(x, ids, shares):
+        rows, offs, inverse = fp8core.moe_permute(fp8core.quantize(x), ids, 5)
+        plain = fp8core.moe_unpermute(fp8core.moe_permute(x, ids, 5).rows, inverse, shares)
+        return fp8core.moe_unpermute(rows.dequantize(), inverse, shares, out_dtype="float16"), plain, offs, inverse
+
+    shapes = ((tokens, cols), jnp.bfloat16), ((tokens, each), jnp.int32), ((tokens, each), jnp.float32)
+    made = export.deserialize(exported(mixture, *(jax.ShapeDtypeStruct(*of) for of in shapes)).serialize())
+    for m, k, n in ((1, 1, 8), (7, 3, 100), (1500, 2, 64)):
+        ids = (np.arange(m * k, dtype=np.int32) * 3 % 7 - 1).reshape(m, k)
+        given = wide(m, n), ids, wide(m, k, dtype=np.float32)
+        assert same(made.call(*given), mixture(*given))
+
+
 @pytest.mark.parametrize("out_dtype", [None, "float16", jnp.bfloat16, np.dtype("float32")])
 @pytest.mark.parametrize("groups", [(PER_CHANNEL, PER_TOKEN), (BLOCK_128, GROUP_128)])
 def test_a_layer_goes_into_a_saved_program_and_a_pair_comes_out(groups, out_dtype):
@@ -120,7 +139,7 @@ def test_a_product_by_the_names_of_vllm_has_open_rows():
 
 def test_symbols_that_results_follow_from_are_refused():
     (rows,) = export.symbolic_shape("rows")
-    with pytest.raises(ShapeError, match="quantize needs extents of results that equal symbolic extents"):
+    with pytest.raises(ShapeError, match="quantize needs extents of results that are products of extents"):
         exported(
             lambda x: tuple(fp8core.quantize(x, group_shape=BLOCK_128)), jax.ShapeDtypeStruct((rows, K), jnp.float32)
         )
@@ -153,14 +172,24 @@ def test_a_program_for_devices_that_are_not_here(rows):
 def test_no_layer_of_the_host_needs_more(m, n, k):
     for groups in ((PER_CHANNEL, PER_TOKEN), (BLOCK_128, GROUP_128), (PER_TENSOR, PER_TENSOR)):
         x, w = wide(m, k), weight(groups[0], n, k)
-        most = most_scratch("linear", {0: ("bfloat16", x.shape), 1: ("float8_e4m3fn", w.data.shape)}, "cpu")
+        most = most_scratch("linear", {0: ("bfloat16", x.shape), 1: ("float8_e4m3fn", w.data.shape)}, (), "cpu")
         placed = [programs.Placed(str(a.dtype), a.shape, tuple(range(a.ndim))[::-1]) for a in (x, *w)]
         options = tuple(groups[1]), None, None, True, False, None, None
         problem = programs.Problem("linear", (*placed, None, None, None, None), options)
         assert programs.Prepared(problem, HOST).scratch_bytes <= most
 
 
+@pytest.mark.parametrize("target", [H200, MI250], ids=str)
+@pytest.mark.parametrize("each", [1, 8, 1000])
+def test_no_sort_of_choices_needs_more(each, target):
+    for experts, row_bytes in ((1, 8), (128, 2048), (1024, 65536)):
+        most = most_scratch("moe_permute", {}, (experts,), "cuda")
+        problem = MoePermute(target, "int32", experts, each, row_bytes, 4, 16)
+        assert all(counts_bytes(problem, tokens) <= most for tokens in (1, 257, 10**4, 10**6 + 1, 10**6 * 9))
+        assert counts_bytes(problem, 10**6) > most // 2
+
+
 def test_codes_need_none_on_the_host():
     codes = "float8_e4m3fn"
-    assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, "cpu") == 0
-    assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, "cuda") > 32 << 20
+    assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, (), "cpu") == 0
+    assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, (), "cuda") > 32 << 20

@@ -220,7 +220,7 @@ def test_no_kernel_needs_more_scratch_than_open_extents_give(m, n, k, keywords):
         given["bias"] = jnp.ones(n, given["bias"])
     problem = fp8core.explain(fp8core.scaled_mm_nt, a, w, **given).problem
     codes = "float8_e4m3fn"
-    most = most_scratch("scaled_mm_nt", {0: (codes, (m, k)), 1: (codes, (n, k))}, "cuda")
+    most = most_scratch("scaled_mm_nt", {0: (codes, (m, k)), 1: (codes, (n, k))}, (), "cuda")
     able = {choice.kernel: choice for choice in reversed(SCALED_MM.candidates(problem))}
     with_scratch = {name: choice for name, choice in able.items() if name.startswith(("cublaslt", "realigned"))}
     needs = {name: SCALED_MM.planned(problem, choice).scratch_bytes for name, choice in with_scratch.items()}
@@ -233,7 +233,7 @@ def test_a_program_that_was_exported_without_a_gpu(monkeypatch):
     with monkeypatch.context() as elsewhere:
         elsewhere.setitem(vars(handler.ALL["cuda"]), "here", False)
         made = export.export(jax.jit(fp8core.linear), disabled_checks=CHECKS, platforms=["cuda"])(x, w.data, w.scale)
-    scratch = most_scratch("linear", {0: ("bfloat16", x.shape), 1: ("float8_e4m3fn", w.data.shape)}, "cuda")
+    scratch = most_scratch("linear", {0: ("bfloat16", x.shape), 1: ("float8_e4m3fn", w.data.shape)}, (), "cuda")
     assert str(handler.scratch_extent(scratch)) in made.mlir_module()
     assert same(made.call(x, *w), np.asarray(fp8core.linear(x, w)))
 

@@ -12,7 +12,7 @@ from fp8core import GROUP_128, Quantized  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
 from fp8core.interop.versions import is_older  # noqa: E402
 from fp8core.jax import calls  # noqa: E402
-from jax_ffi.cases import CASES, K, N, ends, same, stacked, weight, wide  # noqa: E402
+from jax_ffi.cases import CASES, K, N, choices, ends, same, stacked, weight, wide  # noqa: E402
 from support import reference  # noqa: E402
 
 ROWS = 1, 5, 16
@@ -232,6 +232,16 @@ def test_python_numbers_that_a_program_is_called_with_are_numbers(number, x64):
 
 
 @pytest.mark.usefixtures("cpu")
+def test_chosen_experts_may_have_64_bits():
+    x, ids = wide(6, K), choices(6)
+    with jax.enable_x64(True):
+        made = jax.jit(lambda x, ids: fp8core.moe_permute(x, ids, 3))(x, jnp.asarray(ids, jnp.int64))
+        assert same(tuple(made), tuple(fp8core.moe_permute(x, ids, 3)))
+        with pytest.raises(DTypeError, match="inverse needs int32, got int64"):
+            jax.jit(fp8core.moe_unpermute)(made.rows, jnp.asarray(ids, jnp.int64))
+
+
+@pytest.mark.usefixtures("cpu")
 def test_what_is_refused_of_eager_calls():
     x = jnp.asarray(wide(4, K))
     gone = jnp.array(x)
@@ -324,7 +334,7 @@ def test_symbolic_extents_are_those_of_results():
     q = jax.eval_shape(fp8core.quantize, x)
     assert (q.data.shape, q.scale.shape) == ((rows, more, K), (rows, more, 1))
     assert jax.eval_shape(fp8core.linear, x, weight()).shape == (rows, more, 256)
-    with pytest.raises(ShapeError, match="quantize needs extents of results that equal symbolic extents"):
+    with pytest.raises(ShapeError, match="quantize needs extents of results that are products of extents"):
         jax.eval_shape(
             lambda x: fp8core.quantize(x, group_shape=(128, 128)), jax.ShapeDtypeStruct((rows, K), jnp.float32)
         )

@@ -22,6 +22,8 @@ COMPUTES = {
     "dequantize": "dequantize",
     "grouped_scaled_mm_nt": "grouped",
     "linear": "linear",
+    "moe_permute": "permute",
+    "moe_unpermute": "unpermute",
     "normalize_e4m3fn_to_e4m3fnuz": "fnuz",
     "normalize_e4m3fnuz_to_e4m3fn": "fnuz",
     "per_tensor_dequantize": "dequantize_number",

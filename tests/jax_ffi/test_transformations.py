@@ -10,7 +10,7 @@ import fp8core  # noqa: E402 - after the skip
 import fp8core.jax  # noqa: E402
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Quantized  # noqa: E402
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError  # noqa: E402
-from jax_ffi.cases import CASES, GROUPS, K, N, cpu, ends, near, same, stacked, weight, wide  # noqa: E402, F401
+from jax_ffi.cases import CASES, GROUPS, K, N, choices, cpu, ends, near, same, stacked, weight, wide  # noqa: E402, F401
 from support.engines import fresh, fresh_fp8, fresh_scale  # noqa: E402
 
 
@@ -80,6 +80,24 @@ def test_vmap_of_a_grouped_product(mapped):
     made = jax.jit(jax.vmap(call, axes))(*(tuple(one) if i < 2 else one for i, one in enumerate(given)))
     for i, (x, w, of) in enumerate(each):
         assert same(made[i], fp8core.grouped_scaled_mm_nt(x[0], w[0], x[1], w[1], offs=of))
+
+
+@pytest.mark.parametrize("mapped", ["x", "ids", "both"])
+def test_vmap_of_a_mixture_of_experts(mapped):
+    """Places count the rows of one item, so that a batch can't become rows."""
+    tokens = [wide(6, 64, seed=seed) for seed in range(2)]
+    ids = [choices(6), choices(6)[::-1].copy()]
+    axes = 0 if mapped != "ids" else None, 0 if mapped != "x" else None
+
+    def call(x, ids):
+        rows, offs, inverse = fp8core.moe_permute(fp8core.quantize(x), ids, GROUPS)
+        return *rows, offs, inverse, fp8core.moe_unpermute(x, ids)
+
+    given = [x[0] if axis is None else np.stack(x) for x, axis in zip((tokens, ids), axes, strict=True)]
+    made = jax.jit(jax.vmap(call, axes))(*given)
+    for i in range(2):
+        wanted = call(tokens[i if axes[0] == 0 else 0], ids[i if axes[1] == 0 else 0])
+        assert same(tuple(part[i] for part in made), wanted)
 
 
 def test_layers_go_through_scan():
@@ -186,6 +204,14 @@ def test_what_has_no_gradient_says_so():
             ),
         ),
         (
+            "moe_permute needs to be outside of a gradient",
+            lambda x: fp8core.moe_permute(x, jnp.zeros((4, 2), jnp.int32), 3).rows.astype(x.dtype).sum(),
+        ),
+        (
+            "moe_unpermute needs to be outside of a gradient",
+            lambda x: fp8core.moe_unpermute(x, jnp.zeros((4, 2), jnp.int32)).sum(),
+        ),
+        (
             "linear needs to be without an activation inside of a gradient, got gelu",
             lambda s: fp8core.linear(x * s[0], w, activation="gelu").astype(s.dtype).sum(),
         ),
@@ -195,7 +221,7 @@ def test_what_has_no_gradient_says_so():
         ),
     ):
         with pytest.raises(UnsupportedProblemError, match=words):
-            jax.grad(call)(x if "quantize" in words else w.scale[:, 0])
+            jax.grad(call)(x.astype(jnp.float32) if "quantize" in words or "moe" in words else w.scale[:, 0])
     stopped = jax.grad(lambda x: (x * fp8core.quantize(jax.lax.stop_gradient(x)).dequantize()).sum())(x)
     assert stopped.shape == x.shape
 

@@ -36,6 +36,19 @@ WITHOUT_ARRAYS = {
         {"offs": ArraySpec((8,), "int32"), "bias": ArraySpec((8, 512), "bfloat16")},
         "GroupedMm",
     ),
+    "moe_permute": (fp8core.moe_permute, (SPEC, ArraySpec((16, 8), "int64"), 64), {}, "MoePermute"),
+    "moe_permute, Quantized": (
+        fp8core.moe_permute,
+        (fp8core.Quantized(CODES, PER_ROW), ArraySpec((16, 8), "int32"), 64),
+        {},
+        "MoePermute",
+    ),
+    "moe_unpermute": (
+        fp8core.moe_unpermute,
+        (SPEC, ArraySpec((2, 8), "int32"), ArraySpec((2, 8), "float32")),
+        {"out": ArraySpec((2, 4096), "bfloat16")},
+        "MoeUnpermute",
+    ),
     "linear": (fp8core.linear, (SPEC, WEIGHT), {"bias": ArraySpec((8192,), "float32")}, "ScaledMm"),
     "linear of FP8": (fp8core.linear, (CODES, WEIGHT), {"input_scale": 1.0}, "ScaledMm"),
     "requantize_with_max_scale": (fp8core.requantize_with_max_scale, (CODES, ONE, [8, 8]), {}, "Requantize"),
@@ -151,7 +164,7 @@ def test_memory_that_is_there_is_looked_at():
     assert fp8core.explain(fp8core.quantize, x, target="sm_90").chosen == "rowwise_unaligned"
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int64"])
+@pytest.mark.parametrize("dtype", ["float64", "int16"])
 def test_arrays_without_memory_of_other_dtypes_are_refused(dtype):
     torch = pytest.importorskip("torch")
     x = torch.empty(4, 64, dtype=getattr(torch, dtype), device="meta")

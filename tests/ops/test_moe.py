@@ -1,12 +1,14 @@
 """`moe_permute` and `moe_unpermute` against loops over the choices, in every framework, dtype and layout."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 import fp8core
-from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN, Float8Array, Quantized
-from fp8core.errors import DTypeError, LayoutError, ShapeError, UnsupportedProblemError
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Float8Array, Quantized
+from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError, UnsupportedProblemError
 from support import reference
 from support.engines import BOTH, FLOATS, assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale
 from support.moe import choices, placed, summed
@@ -28,7 +30,17 @@ def check_permuted(engine, made, x, ids, experts, scale=None):
         assert_same_bytes(engine.numpy(made.rows.scale)[: len(tokens)], scale[tokens])
 
 
-SIZES = [(16, 8, 128), (1, 1, 1), (7, 3, 5), (300, 2, 40), (1000, 8, 256), (33, 6, 64), (5, 4, 1024), (129, 10, 300), (9000, 8, 128)]
+SIZES = [
+    (16, 8, 128),
+    (1, 1, 1),
+    (7, 3, 5),
+    (300, 2, 40),
+    (1000, 8, 256),
+    (33, 6, 64),
+    (5, 4, 1024),
+    (129, 10, 300),
+    (9000, 8, 128),
+]
 
 
 @engines(*BOTH)
@@ -193,7 +205,7 @@ def test_a_mixture_of_experts(engine):
     assert reference.relative_error(made, want) <= EXACT
 
 
-X, IDS = np.zeros((4, 8), np.float32), np.zeros((4, 2), np.int32)
+X, IDS, ONE = np.zeros((4, 8), np.float32), np.zeros((4, 2), np.int32), np.ones((1, 1), np.float32)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +236,20 @@ X, IDS = np.zeros((4, 8), np.float32), np.zeros((4, 2), np.int32)
             DTypeError,
             "scale needs",
         ),
+        *(
+            (
+                lambda group=group: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), ONE, group), IDS, 3),
+                ScaleError,
+                rf"x needs scales per tensor, per token or by groups of 1xg, got group_shape \({group[0]}, 128\)",
+            )
+            for group in (BLOCK_128, (-1, 128))
+        ),
+        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), None), IDS, 3), DTypeError, "scale needs an array"),
+        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), "a"), IDS, 3), DTypeError, "scale needs .*got built"),
+        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), [0.5]), IDS, 3), DTypeError, "scale needs .*list"),
+        (lambda: fp8core.moe_permute(Quantized("a", ONE), IDS, 3), DTypeError, "x needs an array .*got builtins.str"),
+        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((1, 8))[0], ONE), IDS, 3), ShapeError, "x needs two axes"),
+        (lambda: fp8core.moe_permute(Quantized(fresh_fp8(()), ONE), IDS, 3), ShapeError, "x needs two axes"),
         (lambda: fp8core.moe_unpermute(X[0], IDS), ShapeError, r"y needs two axes \[rows, cols\]"),
         (lambda: fp8core.moe_unpermute(X, IDS[0]), ShapeError, r"inverse needs two axes \[tokens, k\]"),
         (lambda: fp8core.moe_unpermute(X, IDS.astype(np.int64)), DTypeError, "inverse needs int32, got int64"),
@@ -243,10 +269,19 @@ def test_what_is_refused(call, error, message):
         call()
 
 
-def test_too_many_choices_are_refused():
+def test_more_than_kernels_count_is_refused():
     x, ids = fp8core.ArraySpec((1 << 27, 8), "float32"), fp8core.ArraySpec((1 << 27, 8), "int32")
-    with pytest.raises(UnsupportedProblemError, match=r"topk_ids needs less than 2\*\*30 elements"):
-        fp8core.explain(fp8core.moe_permute, x, ids, 4, target="sm_90")
+    y, few = fp8core.ArraySpec((1 << 30, 8), "float32"), fp8core.ArraySpec((4, 2), "int32")
+    for words, function, arguments in (
+        ("topk_ids needs less than 2**30 elements, got shape (134217728, 8)", fp8core.moe_permute, (x, ids, 4)),
+        ("inverse needs less than 2**30 elements, got shape (134217728, 8)", fp8core.moe_unpermute, (x, ids)),
+        ("y needs less than 2**30 rows, got shape (1073741824, 8)", fp8core.moe_unpermute, (y, few)),
+    ):
+        with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
+            fp8core.explain(function, *arguments, target="sm_90")
+    rows = np.broadcast_to(X[0], (1 << 27, 8))
+    with pytest.raises(UnsupportedProblemError, match=re.escape("topk_ids needs less than 2**30 elements")):
+        fp8core.moe_permute(rows, np.empty(rows.shape, np.int32), 4)  # memory that is never touched
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx1100", "gfx1201"])

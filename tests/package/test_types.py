@@ -28,6 +28,8 @@ KEYWORDS = {
     fp8core.scaled_mm: types.ProductKeywords,
     fp8core.scaled_mm_nt: types.ProductKeywords,
     fp8core.grouped_scaled_mm_nt: types.GroupedKeywords,
+    fp8core.moe_permute: types.StreamKeyword,
+    fp8core.moe_unpermute: types.UnpermuteKeywords,
     fp8core.linear: types.LinearKeywords,
     fp8core.Fp8Linear.__call__: types.CallKeywords,
     fp8core.requantize_with_max_scale: types.CallKeywords,

@@ -134,6 +134,36 @@ def _grouped_out(
     return out * 1
 
 
+def _choices(m: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return two experts of each token, all of which exist, and the weights of these."""
+    return torch.arange(2 * m).view(m, 2) * 5 % GROUPS, wide(m, 2, seed=6).float()
+
+
+def _permute(x: torch.Tensor, ids: torch.Tensor) -> tuple[Any, ...]:
+    """Quantized by groups, and as they are."""
+    q, *rest = fp8core.moe_permute(fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn"), ids, GROUPS)
+    return *fp8core.moe_permute(x + 1, ids.int(), GROUPS), *q, *rest, q.dequantize()
+
+
+def _permute_one_scale(x: torch.Tensor, ids: torch.Tensor) -> tuple[Any, ...]:
+    q, *rest = fp8core.moe_permute(fp8core.quantize(x, group_shape=PER_TENSOR), ids, GROUPS)
+    return *rest, q.dequantize()
+
+
+def _unpermute_out(y: torch.Tensor, inverse: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    fp8core.moe_unpermute(y * 2, inverse, out_dtype=torch.float32, out=out)
+    return out * 1
+
+
+def _mixture(
+    x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor
+) -> torch.Tensor:
+    """Some choices are no expert's."""
+    rows, offs, inverse = fp8core.moe_permute(fp8core.quantize(x), ids - 1, experts=GROUPS - 1)
+    y = fp8core.grouped_scaled_mm_nt(rows, w[:-1], scale_b=scale[:-1], offs=offs)
+    return fp8core.moe_unpermute(y, inverse, shares).relu()
+
+
 def _dequantize_out(q: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     fp8core.dequantize(q, scale, dtype="bfloat16", out=out)
     return out * 1
@@ -269,6 +299,18 @@ CASES = (
     ),
     Case("grouped_of_tokens", _grouped_of_tokens, lambda m: (wide(m, K), *stacked(BLOCK_128), ends(m, m))),
     Case("grouped_out", _grouped_out, _grouped((1, -1), (1, -1), beyond=-1)),
+    Case("moe_permute", _permute, lambda m: (wide(m, K), _choices(m)[0])),
+    Case("moe_permute_one_scale", _permute_one_scale, lambda m: (wide(m, K), _choices(m)[0])),
+    Case(
+        "moe_unpermute_out",
+        _unpermute_out,
+        lambda m: (
+            wide(2 * m, K),
+            torch.arange(2 * m, dtype=torch.int32).view(m, 2) - 1,
+            poisoned(m, K, dtype=torch.float32),
+        ),
+    ),
+    Case("mixture_of_experts", _mixture, lambda m: (wide(m, K), *stacked((1, -1)), *_choices(m))),
     Case("requantize", _requantize, lambda m: (weight((1, -1), m, K).data, torch.tensor([0.5, 0.25]))),
     Case(
         "convert_to_channelwise", lambda s: fp8core.convert_to_channelwise(s, [3, 0, 4]), lambda m: (wide(3).float(),)

@@ -120,6 +120,8 @@ def test_schemas_say_what_is_written():
     assert written["scaled_mm_nt", "out_amax"] == ["out", "amax"]
     assert written["grouped_scaled_mm_nt", ""] == []
     assert written["grouped_scaled_mm_nt", "out"] == ["out"]
+    assert written["moe_permute", ""] == written["moe_permute", "scale"] == written["moe_unpermute", ""] == []
+    assert written["moe_unpermute", "out"] == ["out"]
     assert written["requantize_with_max_scale", "inplace"] == ["weight"]
 
 

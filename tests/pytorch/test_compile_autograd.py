@@ -35,6 +35,7 @@ WRITING = {
     "grouped": lambda x, r: fp8core.grouped_scaled_mm_nt(
         fp8core.quantize(x), SQUARES[0], scale_b=SQUARES[1], offs=ends(5, 5), out=r
     ),
+    "unpermute": lambda x, r: fp8core.moe_unpermute(x, torch.arange(5, dtype=torch.int32)[:, None], out=r),
 }
 
 

@@ -17,6 +17,7 @@ from pytorch.tensors import K, bits, ends, stacked, weight, wide  # noqa: E402
 NARROW = weight((1, -1), k=128)
 CODES = weight((1, -1))
 EXPERTS = fp8core.Quantized(*stacked((1, -1)), fp8core.PER_CHANNEL)
+ROUTES = torch.arange(10).view(5, 2) % 3
 HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
 
 
@@ -72,6 +73,30 @@ def raised(words):
             lambda x: grouped(x, weight=EXPERTS.data, scale_b=x[:2, 0].float()),
             fp8core.ShapeError,
             "scale_b needs one num",
+        ),
+        (lambda x: fp8core.moe_permute(x, ROUTES, -1), fp8core.ShapeError, "experts needs a whole number from 0"),
+        (lambda x: fp8core.moe_permute(x, ROUTES, 2.5), fp8core.ShapeError, "experts needs a whole number from 0"),
+        (lambda x: fp8core.moe_permute(x, ROUTES.float(), 3), fp8core.DTypeError, "topk_ids needs int32 or int64, got"),
+        (lambda x: fp8core.moe_permute(x, ROUTES[1:], 3), fp8core.ShapeError, r"topk_ids needs shape \(5, k\), a row"),
+        (lambda x: fp8core.moe_permute(x, ROUTES.T.contiguous().T, 3), LayoutError, "topk_ids needs contiguous"),
+        (lambda x: fp8core.moe_permute(x[0], ROUTES, 3), fp8core.ShapeError, r"x needs two axes \[tokens, cols\]"),
+        (
+            lambda x: fp8core.moe_permute(fp8core.quantize(x, group_shape=(128, 128)), ROUTES, 3),
+            ScaleError,
+            "x needs scales per tensor, per token or by groups of 1xg, got group_shape",
+        ),
+        (lambda x: fp8core.moe_unpermute(x, ROUTES), fp8core.DTypeError, "inverse needs int32, got int64"),
+        (lambda x: fp8core.moe_unpermute(x, None), fp8core.DTypeError, "inverse needs an array, got None"),
+        (lambda x: fp8core.moe_unpermute(x, ROUTES.int(), x), fp8core.ShapeError, r"topk_weights needs shape \(5, 2\)"),
+        (
+            lambda x: fp8core.moe_unpermute(x, ROUTES.int(), out=x.new_ones(4, K)),
+            fp8core.ShapeError,
+            r"out needs shape \(5, 256\)",
+        ),
+        (
+            lambda x: fp8core.moe_unpermute(x, ROUTES.int(), out_dtype=torch.float8_e5m2),
+            fp8core.DTypeError,
+            "out_dtype needs",
         ),
         *(
             (function, error, f"{name} needs a .*number .*that float32 holds")
@@ -168,6 +193,7 @@ def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():
         ("eps", lambda x: fp8core.quantize(x, group_shape=(1, 128), eps=HALF).scale),
         ("epsilon", lambda x: fp8core.rms_norm_quant(x, torch.ones_like(x[0]), HALF).scale),
         ("use_fast_accum", lambda x: fp8core.linear(x, CODES, use_fast_accum=NO)),
+        ("experts", lambda x: fp8core.moe_permute(x, ROUTES, EIGHT).offs),
         ("input_scale", lambda x: fp8core.linear(x, CODES, input_scale=HALF)),
     ],
 )
@@ -185,7 +211,7 @@ def test_numbers_of_numpy_are_refused_in_a_graph_and_taken_beside_it(name, funct
 def test_numbers_of_numpy_are_constants_of_an_export():
     class Quantize(torch.nn.Module):
         def forward(self, x):
-            return fp8core.quantize(x, scale=HALF, rows_padded=EIGHT).data
+            return fp8core.quantize(x, scale=HALF, rows_padded=EIGHT).data, fp8core.moe_permute(x, ROUTES, EIGHT).offs
 
     x = wide(5, K)
     program = torch.export.export(Quantize(), (x,), strict=False)

@@ -37,10 +37,12 @@ class Step(torch.nn.Module):
         total = self.layers["channel"](x)
         q = fp8core.rms_norm_quant(x, self.norm, 1e-6, residual=total, group_shape=GROUP_128, scale_layout="mn")
         y = self.layers["block"](q) + total
-        offs = (torch.arange(1, len(self.codes) + 1, device=x.device) * x.shape[0] // len(self.codes)).int()
-        y = fp8core.grouped_scaled_mm_nt(
-            fp8core.quantize(y, group_shape=GROUP_128), self.codes, scale_b=self.scales, offs=offs
-        )
+        choices = torch.arange(2 * x.shape[0], device=x.device).view(x.shape[0], 2) * 7 % (len(self.codes) + 1)
+        rows, offs, inverse = fp8core.moe_permute(
+            fp8core.quantize(y, group_shape=GROUP_128), choices, len(self.codes)
+        )  # the last choice is no expert's
+        y = fp8core.grouped_scaled_mm_nt(rows, self.codes, scale_b=self.scales, offs=offs)
+        y = fp8core.moe_unpermute(y, inverse, y.new_ones(x.shape[0], 2))
         return self.layers["tensor"](y), fp8core.dequantize(fp8core.quantize(y, scale=0.05), dtype=torch.bfloat16)
 
 
@@ -57,6 +59,8 @@ def test_an_exported_program_takes_other_rows(strict, tmp_path):
     assert {
         "fp8core.grouped_scaled_mm_nt.default",
         "fp8core.linear.default",
+        "fp8core.moe_permute.scale",
+        "fp8core.moe_unpermute.default",
         "fp8core.rms_norm_quant.residual",
         "fp8core.quantize.static",
     } <= names
@@ -126,7 +130,8 @@ class Sides(torch.nn.Module):
         padded = w8a8.scaled_fp8_quant(x, num_token_padding=x.shape[0] * 2)[0].float()
         rows, out = fp8core.quantize(x), torch.ones(x.shape[0], x.shape[0])
         sums = fp8core.scaled_mm_nt(rows, rows, beta=x.shape[0] / 2, out=out, out_dtype="float32")
-        return q.data.float() * q.scale, wide, y, parts, bound, norm, padded, sums
+        counted = fp8core.moe_permute(x, torch.zeros_like(x[:, :2], dtype=torch.int64), x.shape[0]).offs
+        return q.data.float() * q.scale, wide, y, parts, bound, norm, padded, sums, counted
 
 
 @pytest.mark.parametrize("strict", [False, True])

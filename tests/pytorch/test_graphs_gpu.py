@@ -125,6 +125,23 @@ def test_each_replay_has_groups_of_its_own():
     assert not counters["inductor"]["cudagraph_skips"]
 
 
+def test_each_replay_routes_its_own_tokens():
+    """A graph sorts the choices that it finds when it is replayed, whether a launch of its own counts them or not."""
+
+    def step(x, choices, shares):
+        rows, _, inverse = fp8core.moe_permute(fp8core.quantize(x), choices, experts=8)
+        return fp8core.moe_unpermute(rows.dequantize(torch.bfloat16), inverse, shares)
+
+    compiled = torch.compile(step, fullgraph=True, mode="reduce-overhead")
+    with torch.inference_mode():
+        for tokens in (16, 3000):
+            for seed in range(4):
+                x, shares = on_gpu((wide(tokens, 256, seed=seed), wide(tokens, 2, seed=seed)))
+                choices = torch.randint(-1, 9, (tokens, 2), generator=torch.Generator().manual_seed(seed)).cuda()
+                torch.compiler.cudagraph_mark_step_begin()
+                assert bits(compiled(x, choices, shares).cpu()) == bits(step(x, choices, shares).cpu())
+
+
 @pytest.mark.parametrize("scheme", ["channel", "block"])
 def test_a_graph_made_by_hand_after_warming_up(scheme):
     model = decoder(scheme)

@@ -33,7 +33,21 @@ ROUTED = {
     "grouped_out": lambda x: fp8core.grouped_scaled_mm_nt(
         fp8core.quantize(x), EXPERTS, offs=OFFS, out=x.new_zeros(x.shape[0], 64)
     ),
+    "permute": lambda x: fp8core.moe_permute(x, routes(x)[0] % 3, 3),
+    "permute_tokens": lambda x: fp8core.moe_permute(fp8core.quantize(x), routes(x)[0] % 3, 3),
+    "permute_groups": lambda x: fp8core.moe_permute(
+        fp8core.quantize(x, group_shape=(1, 128), scale_layout="mn"), routes(x)[0] % 3, 3
+    ),
+    "permute_tensor": lambda x: fp8core.moe_permute(fp8core.quantize(x, group_shape=(-1, -1)), routes(x)[0] % 3, 3),
+    "unpermute": lambda x: fp8core.moe_unpermute(torch.cat((x, x)), *routes(x)),
+    "unpermute_out": lambda x: fp8core.moe_unpermute(x, routes(x)[0], out=torch.zeros_like(x)),
 }
+
+
+def routes(x):
+    """Two places for each row, some of which do not exist, and their weights."""
+    ids = torch.arange(x.shape[0], dtype=torch.int32)[:, None] + torch.tensor([0, -1], dtype=torch.int32)
+    return ids, torch.tensor([0.5, 2]).expand(x.shape[0], 2).contiguous()
 
 
 @pytest.fixture(autouse=True)

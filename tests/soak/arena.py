@@ -160,7 +160,7 @@ class Arena:
 
 
 def _storage(place: Place) -> str:
-    return {1: "uint8", 2: "int16", 4: "int32"}[numpy_dtype(place.dtype).itemsize]
+    return {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}[numpy_dtype(place.dtype).itemsize]
 
 
 def _torch_cpu(host: np.ndarray, place: Place) -> Any:

@@ -107,6 +107,20 @@ def _grouped() -> Good:
     )
 
 
+def _permute() -> Good:
+    arguments = {"x": fresh((M, K)), "topk_ids": np.array([[1, 0]] * M, np.int32), "experts": 2, "stream": None}
+    kinds = {"x": "high", "topk_ids": "experts", "experts": "count", "stream": "stream"}
+    return Good(fp8core.moe_permute, arguments, kinds)
+
+
+def _unpermute() -> Good:
+    inverse = np.arange(2 * M, dtype=np.int32).reshape(M, 2)
+    arguments = {"y": fresh((2 * M, K)), "inverse": inverse, "topk_weights": fresh((M, 2), "float32")}
+    arguments |= {"out_dtype": "bfloat16", "out": fresh((M, K)), "stream": None}
+    kinds = {"y": "high", "inverse": "places", "topk_weights": "weights of choices", "out_dtype": "dtype", **_RESULT}
+    return Good(fp8core.moe_unpermute, arguments, kinds, {"inverse": ("topk_weights", "out"), "y": ("out",)})
+
+
 _LAYER = {**_FLAGS, "bias": "bias", "group_shape": "group of a product", "out_dtype": "result dtype"}
 
 
@@ -194,6 +208,8 @@ GOOD: dict[str, Callable[[], Good]] = {
     "scaled_mm": lambda: _product(stored=False),
     "scaled_mm_nt": lambda: _product(stored=True),
     "grouped_scaled_mm_nt": _grouped,
+    "moe_permute": _permute,
+    "moe_unpermute": _unpermute,
     "linear": lambda: _linear(fp8core.linear, call=True),
     "Fp8Linear": lambda: _linear(fp8core.Fp8Linear, call=False),
     "Fp8Linear.from_weight": lambda: Good(

@@ -34,7 +34,14 @@ def _made(value: Any) -> Callable[[np.ndarray], Any]:
 
 
 NO_ARRAYS = {repr(v): _made(v) for v in ("text", [[1.0]], {}, 1j, (1.0,), b"bytes", np.array, NAN)}
-NUMBERS = {"int32": np.int32, "float64": np.float64, "bool": bool, "complex64": np.complex64, "int8": np.int8}
+NUMBERS = {
+    "int32": np.int32,
+    "int64": np.int64,
+    "float64": np.float64,
+    "bool": bool,
+    "complex64": np.complex64,
+    "int8": np.int8,
+}
 NO_DTYPES = {name: lambda x, to=dtype: np.ones(x.shape, to) for name, dtype in NUMBERS.items()}
 BAD_LAYOUTS = {"strided columns": _strided, "0-d": lambda x: x.reshape(-1)[:1].reshape(())}
 OBJECTS = {"object()": _made(object()), "None": _made(None)}
@@ -42,6 +49,16 @@ SHORTER = {
     "one shorter": lambda x: np.ascontiguousarray(x[..., :-1]),
     "one longer": lambda x: np.concatenate([x, x[..., :1]], -1),
 }
+
+
+WRONG_SHAPES = {
+    "a row": lambda x: x[0],
+    "three axes": lambda x: x[None],
+    "one token less": lambda x: x[:-1].copy(),
+    "strided": _strided,
+    "turned": lambda x: np.ascontiguousarray(x.T).T,
+}
+"""For matrices of a row for each token, without gaps."""
 
 
 def _values(*values: Any) -> dict[str, Callable[[Any], Any]]:
@@ -103,6 +120,26 @@ NONSENSE: dict[str, dict[str, Callable[[Any], Any]]] = {
         "float32": lambda x: x.astype(np.float32),
         "a number": _made(3),
     },
+    "experts": {
+        **NO_ARRAYS,
+        **{name: made for name, made in NO_DTYPES.items() if name not in ("int32", "int64")},
+        **OBJECTS,
+        **WRONG_SHAPES,
+        "misaligned": _misaligned,
+        "uint8": lambda x: x.astype(np.uint8),
+        "float32": lambda x: x.astype(np.float32),
+        "a number": _made(3),
+    },
+    "places": {
+        **NO_ARRAYS,
+        **{name: made for name, made in NO_DTYPES.items() if name != "int32"},
+        **OBJECTS,
+        **WRONG_SHAPES,
+        "misaligned": _misaligned,
+        "uint8": lambda x: x.astype(np.uint8),
+        "a number": _made(3),
+    },
+    "weights of choices": {**NO_ARRAYS, **NO_DTYPES, **SHORTER, **WRONG_SHAPES, "misaligned": _misaligned},
     "out": {
         **{name: made for name, made in NO_ARRAYS.items() if name != "(1.0,)"},
         **NO_DTYPES,
@@ -127,6 +164,7 @@ NONSENSE: dict[str, dict[str, Callable[[Any], Any]]] = {
     "format": _values("e4m3", "", 3, [], None, b"float32"),
     "layout": _values("nm", "", 3, [], None),
     "rows": _values(20.5, "20", [20], 1j, NAN, 1 << 31, 10**20),
+    "count": _values(None, 2.5, "2", [2], 1j, NAN, -1, 1 << 31),
     "widths": _values(None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN]),
     "widths of rows": _values(
         None, 3, "44", [N - 0.5, 0.5], [str(N)], [N + 1, -1], [None, N], [NAN], [N - 1], [], [1 << 70]

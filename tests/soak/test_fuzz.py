@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from soak import grouped_cases, product_cases, quantize_cases, weight_cases
+from soak import grouped_cases, moe_cases, product_cases, quantize_cases, weight_cases
 from soak.arena import ODD_KINDS, Arena
 from soak.strategies import Case, examples
 from soak.verdicts import judge
@@ -24,6 +24,8 @@ CASES = {
     "scaled_mm": product_cases.scaled_mm_kn,
     "scaled_mm_nt": product_cases.scaled_mm,
     "grouped_scaled_mm_nt": grouped_cases.grouped_scaled_mm_nt,
+    "moe_permute": moe_cases.moe_permute,
+    "moe_unpermute": moe_cases.moe_unpermute,
     "linear": product_cases.linear,
     "Fp8Linear": product_cases.layer,
     "requantize_with_max_scale": weight_cases.requantize_with_max_scale,

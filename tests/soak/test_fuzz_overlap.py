@@ -87,6 +87,12 @@ def _grouped():
     return operands, {"out"}, lambda o: fp8core.grouped_scaled_mm_nt(**o)
 
 
+def _unpermute():
+    operands = {"y": _floats(2 * M, K), "inverse": np.arange(2 * M, dtype=np.int32).reshape(M, 2)}
+    operands |= {"topk_weights": _floats(M, 2, dtype=F32), "out": _floats(M, K)}
+    return operands, {"out"}, lambda o: fp8core.moe_unpermute(**o)
+
+
 def _linear():
     operands = {"x": _floats(M, K), "weight": _codes(N, K), "weight_scale": scales((N, 1), 2), "out": _floats(M, N)}
     return operands, {"out"}, lambda o: fp8core.linear(o["x"], o["weight"], o["weight_scale"], out=o["out"])
@@ -127,6 +133,7 @@ CALLS = {
     "silu_and_mul_quant": _silu,
     "scaled_mm_nt": _product,
     "grouped_scaled_mm_nt": _grouped,
+    "moe_unpermute": _unpermute,
     "linear": _linear,
     "Fp8Linear": _layer,
     "requantize_with_max_scale": _requantize,

@@ -128,11 +128,11 @@ def test_a_dtype_is_refused_with_those_that_are_taken(name, parameter):
     value = good.arguments[parameter]
     if good.kinds[parameter] not in NOT_TAKEN or value is None:
         return
-    for dtype in (np.float64, np.uint8, np.int32):
+    for dtype in (np.float64, np.uint8, np.int32, np.int64):
         _, error = refusal_of(lambda dtype=dtype: good.function(**good.arguments | {parameter: value.astype(dtype)}))
         needed = str(error).split(", got ")[0]
         assert "float" in needed
-        assert not [other for other in ("int32", *NOT_TAKEN[good.kinds[parameter]]) if other in needed], error
+        assert not [other for other in ("int32", "int64", *NOT_TAKEN[good.kinds[parameter]]) if other in needed], error
 
 
 def _outcome_of(engine: Any, good: Good, parameter: str, value: Any) -> str | None:
@@ -181,6 +181,7 @@ def test_no_public_function_is_left_out():
 PRODUCTS = ("scaled_mm", "scaled_mm_nt", "linear")
 EXPLAINED = (
     *("quantize", "quantize, static", "rms_norm_quant", "silu_and_mul_quant", "dequantize", "grouped_scaled_mm_nt"),
+    *("moe_permute", "moe_unpermute"),
     *PRODUCTS,
 )
 UNREAD = ("stream", "out", "one float", "epsilon")

@@ -14,6 +14,7 @@ from soak.product_cases import bounded
 from support import reference
 from support.engines import FLOATS, assert_same_bytes
 from support.grouped import Grouped, ends_of, exact, operands
+from support.moe import choices, placed, summed
 
 GUARD = 512
 NATIVE = numpy_dtype("float8_e4m3fn")
@@ -181,6 +182,27 @@ def grouped(sizes: tuple[int, ...], n: int, k: int, mode: str) -> Work:
     return Work(name, tuple(inputs), (((sum(sizes), n), "bfloat16"),), call, check)
 
 
+def mixture(tokens: int, each: int, experts: int, cols: int) -> Work:
+    """Return the sum of the rows of each token after they were sorted by expert."""
+    inputs = []
+    for i in range(VARIANTS):
+        ids = np.roll(choices(tokens, each, experts, outside=True), i, 1)  # each variant has other choices
+        shares = _values((tokens, i), (tokens, each), "float32")
+        inputs.append({"x": _values((cols, i), (tokens, cols)), "topk_ids": ids, "topk_weights": shares})
+
+    def call(o: Mapping[str, Any], outs: tuple[Any, ...] | None, **options: Any) -> tuple[Any, ...]:
+        rows, _, inverse = fp8core.moe_permute(o["x"], o["topk_ids"], experts, **options)
+        out = None if outs is None else outs[0]
+        return (fp8core.moe_unpermute(rows, inverse, o["topk_weights"], out=out, **options),)
+
+    def check(o: Mapping[str, np.ndarray], got: list[np.ndarray]) -> None:
+        _, inverse, of = placed(o["topk_ids"], experts)
+        assert_same_bytes(got[0], summed(o["x"][of], inverse, o["topk_weights"], "bfloat16"))
+
+    name = f"moe_permute and moe_unpermute {tokens}x{cols}, {each} of {experts}"
+    return Work(name, tuple(inputs), (((tokens, cols), "bfloat16"),), call, check)
+
+
 def works(*, large: bool) -> list[Work]:
     """Return the works: small ones for the host, those and larger ones for a GPU."""
     made = [
@@ -197,6 +219,7 @@ def works(*, large: bool) -> list[Work]:
         *(product(m, 48, 256, mode) for m in (1, 19) for mode in ("tensor", "row", "block")),
         *(product(7, 48, 256, mode, linear=True) for mode in ("tensor", "row", "block")),
         *(grouped((3, 0, 1, 9), 48, 256, mode) for mode in ("tensor-each", "row-row", "group-block")),
+        *(mixture(*sizes) for sizes in ((1, 2, 4, 64), (19, 3, 40, 100))),
     ]
     if large:
         made += [
@@ -206,6 +229,7 @@ def works(*, large: bool) -> list[Work]:
             ),
             *(product(m, 1024, 2048, mode) for m in (1, 64, 200) for mode in ("tensor", "row", "block")),
             *(grouped((0, 130, 7, 64), 1024, 2048, mode) for mode in ("tensor-each", "row-row", "group-block")),
+            *(mixture(tokens, 8, 128, 2048) for tokens in (16, 700)),
             *(product(m, 1024, 2048, mode, linear=True) for m in (1, 64) for mode in ("tensor", "row", "block")),
         ]
     return made

@@ -21,7 +21,8 @@ def torch_array(shape, dtype):
 
 def jax_array(shape, dtype):
     jax = pytest.importorskip("jax")
-    return jax.numpy.ones(shape, numpy_dtype(dtype))
+    with jax.enable_x64(dtype == "int64"):
+        return jax.numpy.ones(shape, numpy_dtype(dtype))
 
 
 def numpy_array(shape, dtype):

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 import fp8core
-from fp8core import Float8Array, Fp8Linear, GroupShape, Quantized
+from fp8core import Float8Array, Fp8Linear, GroupShape, Permuted, Quantized
 from fp8core.types import Array, NumpyArray, Stream
 
 x: npt.NDArray[np.float32] = np.ones((4, 256), np.float32)
@@ -38,6 +38,12 @@ experts = fp8core.quantize(np.ones((2, 8, 256), np.float32))
 ends = np.array([1, 4], np.int32)
 assert_type(fp8core.grouped_scaled_mm_nt(a, experts, offs=ends), NumpyArray)
 assert_type(fp8core.grouped_scaled_mm_nt(a.data, experts.data, a.scale, experts.scale, offs=ends), NumpyArray)
+choices = np.array([[0, 1]] * 4)
+rows, offs, inverse = fp8core.moe_permute(x, choices, experts=2)
+assert_type(rows, NumpyArray)
+assert_type(offs, NumpyArray)
+assert_type(fp8core.moe_permute(a, choices, 2), Permuted[Quantized[NumpyArray, NumpyArray], NumpyArray])
+assert_type(fp8core.moe_unpermute(rows, inverse, np.ones((4, 2), np.float32), out_dtype="bfloat16"), NumpyArray)
 assert_type(fp8core.linear(x, w, group_shape=fp8core.PER_TOKEN), NumpyArray)
 assert_type(fp8core.linear(a, w), NumpyArray)
 
@@ -96,14 +102,21 @@ def on_a_gpu(x: LikeCupy, stream: Stream) -> LikeCupy:
     assert_type(fp8core.linear(q, q), LikeCupy)
     assert_type(q.dequantize(stream=CupyLikeStream()), LikeCupy)
     assert_type(fp8core.grouped_scaled_mm_nt(q, q, offs=x), Any)
+    permuted = fp8core.moe_permute(q, x, 2)
+    assert_type(permuted, Permuted[Quantized[Float8Array, LikeCupy], LikeCupy])
+    assert_type(fp8core.moe_permute(x, x, 2).rows, LikeCupy)
+    assert_type(fp8core.moe_permute(q.data, x, 2).rows, Float8Array)
+    assert_type(fp8core.moe_unpermute(x, permuted.inverse), LikeCupy)
     assert_type(fp8core.scaled_mm_nt(q, q), Any)  # a Float8Array or an array of CuPy, as out_dtype says
     assert_type(fp8core.rms_norm_quant(x, x, 1e-6), Quantized[Float8Array, LikeCupy])
     return fp8core.dequantize(q)
 
 
-def of_any_framework(x: Array, weight: Quantized[object, object]) -> Array:
+def of_any_framework(x: Array, weight: Quantized[object, object], choices: Array) -> Array:
     """Give and take arrays of whatever framework."""
     assert_type(fp8core.quantize(x), Quantized[Array, Array])
+    permuted = fp8core.moe_permute(x, choices, 2)
+    assert_type(fp8core.moe_unpermute(permuted.rows, permuted.inverse), Array)
     return fp8core.linear(x, weight)
 
 
@@ -112,10 +125,13 @@ def of_unknown_type(x: Any) -> None:
     q = fp8core.quantize(x)
     assert_type(q, Any)
     assert_type(fp8core.linear(q, q), Any)
+    permuted = fp8core.moe_permute(x, choices, 2)
+    assert_type(permuted, Any)
+    assert_type(fp8core.moe_unpermute(permuted.rows, permuted.inverse), Any)
     assert_type(fp8core.scaled_mm_nt(fp8core.quantize(x), fp8core.quantize(x)), Any)
 
 
-of_any_framework(x, w)
+of_any_framework(x, w, choices)
 of_unknown_type(x)
 for made in (q.data, q.dequantize(), layer(x), one, fused, fp8core.scaled_mm_nt(a, w)):
     assert isinstance(made, np.ndarray)

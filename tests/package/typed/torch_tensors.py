@@ -5,7 +5,7 @@ from typing import assert_type
 import torch
 
 import fp8core
-from fp8core import Quantized
+from fp8core import Permuted, Quantized
 
 x = torch.ones(4, 256)
 q = fp8core.quantize(x, dtype=torch.float8_e4m3fn)
@@ -19,6 +19,13 @@ assert_type(fp8core.scaled_mm_nt(fp8core.quantize(x), fp8core.quantize(torch.one
 experts = fp8core.quantize(torch.ones(2, 8, 256))
 ends = torch.tensor([1, 4], dtype=torch.int32)
 assert_type(fp8core.grouped_scaled_mm_nt(q, experts, offs=ends, out_dtype=torch.float16), torch.Tensor)
+rows, offs, inverse = fp8core.moe_permute(x, torch.tensor([[0, 1]] * 4), experts=2)
+assert_type(rows, torch.Tensor)
+assert_type(inverse, torch.Tensor)
+pairs = fp8core.moe_permute(q, torch.tensor([[0, 1]] * 4), 2)
+assert_type(pairs, Permuted[Quantized[torch.Tensor, torch.Tensor], torch.Tensor])
+assert_type(fp8core.grouped_scaled_mm_nt(pairs.rows, experts, offs=pairs.offs), torch.Tensor)
+assert_type(fp8core.moe_unpermute(rows, inverse, torch.ones(4, 2), out_dtype=torch.float16), torch.Tensor)
 assert_type(fp8core.linear(x, w, bias=torch.ones(8)), torch.Tensor)
 assert_type(fp8core.dequantize(q, dtype=torch.float16), torch.Tensor)
 assert_type(q.dequantize(), torch.Tensor)

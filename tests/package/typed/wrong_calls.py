@@ -26,6 +26,14 @@ fp8core.scaled_mm_nt(q, q, bias=1.0)  # type: ignore
 fp8core.grouped_scaled_mm_nt(q, q)  # type: ignore
 fp8core.grouped_scaled_mm_nt(q, q, offs=[1])  # type: ignore
 fp8core.grouped_scaled_mm_nt(q, q, offs=x, out_dtype="float8_e4m3fn")  # type: ignore
+fp8core.moe_permute(x, x)  # type: ignore
+fp8core.moe_permute(x, [[0, 1]], 2)  # type: ignore
+fp8core.moe_permute(x, x, experts="2")  # type: ignore
+fp8core.moe_permute(x, x, 2, out=x)  # type: ignore
+fp8core.moe_unpermute(q, x)  # type: ignore
+fp8core.moe_unpermute(x, None)  # type: ignore
+fp8core.moe_unpermute(x, x, 0.5)  # type: ignore
+fp8core.moe_unpermute(x, x, out_dtype="float8_e4m3fn")  # type: ignore
 fp8core.linear(x, q, out_dtype="float8_e4m3fn")  # type: ignore
 fp8core.linear(x, q, group_shape=None)  # type: ignore
 fp8core.linear(x)  # type: ignore
