@@ -95,7 +95,7 @@ class GroupedExperts(nn.Module):
 
         Args:
             hidden_states: ``[tokens, hidden]``.
-            top_k_index: ``[tokens, k]``, the experts of each token. Indices past the last expert are left out.
+            top_k_index: ``[tokens, k]``, the experts of each token. Other indices than those of experts are left out.
             top_k_weights: ``[tokens, k]``, the weights of these experts.
         """
         x, index, weights = hidden_states, top_k_index, top_k_weights
@@ -118,13 +118,16 @@ class GroupedExperts(nn.Module):
 
     def _with_gradients(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         """Return the result of `forward`, by operations of torch that pass gradients to the input and the weights."""
-        (tokens, each), most = index.shape, self.num_experts - 1
-        expert_of, order = torch.sort(index.reshape(-1).clamp(max=most), stable=True)
-        numbers = torch.arange(self.num_experts, device=order.device)
+        (tokens, each), count = index.shape, self.num_experts
+        known = (index >= 0) & (index < count)
+        expert_of, order = torch.sort(torch.where(known, index, count - 1).reshape(-1), stable=True)
+        numbers = torch.arange(count, device=order.device, dtype=expert_of.dtype)
         offs = torch.searchsorted(expert_of, numbers, right=True, out_int32=True)
-        y = self.down(self._activated(self.first(x[order // each], offs)), offs)
-        apart = torch.empty_like(y).index_copy_(0, order, y).view(tokens, each, y.shape[1])
-        shares = torch.where(index <= most, weights, 0).float()
+        # Choices that are left out are zeros of the last expert, whose results and gradients are replaced by zeros.
+        kept = known.reshape(-1)[order, None]
+        y = self.down(self._activated(self.first(torch.where(kept, x[order // each], 0), offs)), offs)
+        apart = torch.empty_like(y).index_copy_(0, order, torch.where(kept, y, 0)).view(tokens, each, y.shape[1])
+        shares = torch.where(known, weights, 0).float()
         return (apart * shares[..., None]).sum(1).to(x.dtype)
 
     def _activated(self, both: Tensor) -> Any:

@@ -108,6 +108,103 @@ def test_gradients_are_those_of_the_loop(kind, layout, scheme, static):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-3 * float(other.abs().max()))
 
 
+@pytest.mark.parametrize("scheme", ["channel", "block"])
+@pytest.mark.parametrize("graded", [False, True], ids=["plain", "graded"])
+def test_choices_of_no_expert_are_left_out(graded, scheme):
+    """Whatever their weights are, and whatever the first and the last expert would give."""
+    ours = grouped(loop(scheme=scheme))
+    x, index, weights = routed(7, each=3, most=COUNT - 2, hidden=HIDDEN)
+    index += 1  # neither the first expert nor the last
+    others = torch.tensor([COUNT, -1, 2**40, -COUNT, COUNT + 1, -(2**63), 2**63 - 1])
+    wanted = ours(x, index[:, :2].contiguous(), weights[:, :2].contiguous()).detach()
+    index[:, 2], weights[:, 2] = others, torch.tensor([float("nan"), float("inf"), 1, 1, 1, 1, 1])
+    for stack in (ours.first, ours.down):
+        for expert in (0, COUNT - 1):
+            stack.weight_scale.data[expert] = float("nan")
+    x.requires_grad_(graded), weights.requires_grad_(graded)
+    found = ours(x, index, weights)
+    torch.testing.assert_close(found.detach(), wanted, rtol=0, atol=2e-3 * float(wanted.abs().max()))
+    assert found.requires_grad == graded
+    if graded:
+        found.sum().backward()
+        assert x.grad.isfinite().all()
+        assert weights.grad[:, :2].isfinite().all()
+        assert not weights.grad[:, 2].any()
+
+
+@pytest.mark.parametrize("which", ["x", "weights"])
+def test_gradients_of_one_alone(which):
+    theirs = loop()
+    results = []
+    for module in (grouped(theirs), theirs):
+        x, index, weights = routed(9, hidden=HIDDEN)
+        given = {"x": x, "weights": weights}[which].requires_grad_()
+        y = module(x, index, weights)
+        y.square().sum().backward()
+        results.append(given.grad)
+    torch.testing.assert_close(*results, rtol=0, atol=2e-3 * float(results[1].abs().max()))
+
+
+@pytest.mark.parametrize("graded", [False, True], ids=["plain", "graded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_choices_and_weights_of_other_layouts_and_dtypes(dtype, graded):
+    ours = grouped(loop(scheme="block").to(dtype))
+    x, index, weights = routed(9, each=3, hidden=HIDDEN)
+    x, weights = x.to(dtype).requires_grad_(graded), weights.to(dtype)
+    wanted = ours(x, index, weights)
+    assert wanted.dtype == dtype
+    for choices in (
+        index.int(),
+        index.T.contiguous().T,
+        index.repeat(1, 2)[:, :3],
+        index.repeat_interleave(2, 1)[:, ::2],
+    ):
+        for shares in (weights, weights.T.contiguous().T, weights.repeat(1, 2)[:, 3:]):
+            assert torch.equal(ours(x, choices, shares), wanted)
+    turned = x.detach().T.contiguous().T.requires_grad_(graded)
+    assert torch.equal(ours(turned, index, weights), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast(dtype):
+    """As the loop's layers do: inputs are cast, and the result has the dtype of the input."""
+    theirs = loop(scheme="block")
+    ours = grouped(theirs)
+    x, index, weights = routed(9, hidden=HIDDEN)
+    results = []
+    for module in (ours, theirs):
+        for graded in (False, True):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = module(x.to(dtype).requires_grad_(graded), index, weights)
+            assert y.dtype == dtype
+            results.append(y.detach())
+    for found in results[:-1]:
+        torch.testing.assert_close(found, results[-1], rtol=0, atol=0.02 * float(results[-1].abs().max()))
+
+
+@pytest.mark.parametrize("graded", [False, True], ids=["plain", "graded"])
+def test_one_graph_for_any_number_of_tokens(graded):
+    torch._dynamo.reset()
+    ours = grouped(loop())
+    compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (3, 5, 16, 33):
+        x, index, weights = routed(tokens, most=COUNT + 1, hidden=HIDDEN)
+        weights.requires_grad_(graded)
+        with torch._dynamo.config.patch(error_on_recompile=tokens > 3):
+            found, wanted = compiled(x, index, weights), ours(x, index, weights)
+        assert found.requires_grad == graded
+        torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3 * float(wanted.detach().abs().max()))
+
+
+def test_a_tangent_of_the_weights_passes():
+    """The result is linear in them."""
+    x, index, weights = routed(9, hidden=HIDDEN)
+    with torch.autograd.forward_ad.dual_level(), torch.no_grad():
+        dual = torch.autograd.forward_ad.make_dual(weights, 2 * weights)
+        y, tangent = torch.autograd.forward_ad.unpack_dual(grouped(loop())(x, index, dual))
+    torch.testing.assert_close(tangent, 2 * y)
+
+
 def test_a_tangent_is_refused_not_lost():
     x, index, weights = routed(9, hidden=HIDDEN)
     with torch.autograd.forward_ad.dual_level():
