@@ -12,6 +12,7 @@ from fp8core.cli import TARGETS, UNPROVEN, proven, target_named
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.grouped.table import GROUPED_MM
+from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.example_problems import example_grouped, example_product, example_quantize
 from fp8core.problem import (
@@ -21,6 +22,8 @@ from fp8core.problem import (
     PER_TOKEN,
     Granularity,
     GroupShape,
+    MoePermute,
+    MoeUnpermute,
     NormQuantize,
     SiluQuantize,
     Target,
@@ -102,6 +105,16 @@ def silu(target: Target) -> Explanation:
     )
 
 
+def permute(target: Target) -> Explanation:
+    """Return the explanation of moe_permute of codes with scales by groups of 1x128."""
+    return MOE_PERMUTE.explain(MoePermute(target, "int64", 128, 8, 4096, 4, 16))
+
+
+def unpermute(target: Target) -> Explanation:
+    """Return the explanation of moe_unpermute with weights."""
+    return MOE_UNPERMUTE.explain(MoeUnpermute(target, "bfloat16", "float32", "bfloat16", 8, 4096, 16))
+
+
 QUANTIZATIONS: dict[str, Ask] = {
     "static": quantization(PER_TENSOR, static=True),
     "per tensor": quantization(PER_TENSOR),
@@ -110,6 +123,7 @@ QUANTIZATIONS: dict[str, Ask] = {
     "128x128": quantization(BLOCK_128),
 }
 PRODUCERS: dict[str, Ask] = {"rms_norm_quant": norm, "silu_and_mul_quant": silu}
+MIXTURES: dict[str, Ask] = {"moe_permute": permute, "moe_unpermute": unpermute}
 VECTORS: tuple[tuple[str, Granularity, Granularity], ...] = (
     ("tensor x tensor", "tensor", "tensor"),
     ("token x channel", "row", "row"),
@@ -144,6 +158,7 @@ TABLES: dict[str, dict[str, Ask]] = {
     f"Grouped products of {EXPERTS} groups of 32 x 4096 x 4096 to bfloat16": {
         name: grouped(a, b) for name, a, b in VECTORS + BLOCKS
     },
+    "Rows of 4096 columns for 8 of 128 experts": MIXTURES,
 }
 """The page's tables by heading, each with its columns."""
 
@@ -156,6 +171,7 @@ OPERATIONS: dict[str, tuple[Ask, ...]] = {
         for m in TOKENS
     },
     "grouped products": tuple(grouped(a, b) for _, a, b in VECTORS + BLOCKS),
+    "`moe_permute`, `moe_unpermute`": tuple(MIXTURES.values()),
 }
 """The rows of the README's table, each for one or several problems."""
 FAMILIES: dict[str, tuple[str, ...]] = {

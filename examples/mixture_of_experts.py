@@ -2,10 +2,11 @@
 
     python examples/mixture_of_experts.py [--framework numpy|cupy|torch] [--tokens 64] [--experts 8] [--each 2]
 
-Each token is routed to some of the experts. Its rows are sorted by expert and quantized, one grouped product multiplies
-them with the gate and up projections of all experts, SiLU is fused with the quantization of its result, and another
-grouped product multiplies with the down projections. The program prints how many rows each expert got, the kernels, and
-the relative error. NumPy runs on the CPU, CuPy on a GPU, and PyTorch on a GPU if there is one.
+Each token is routed to some of the experts. It is quantized, and its rows are sorted by expert; one grouped product
+multiplies them with the gate and up projections of all experts, SiLU is fused with the quantization of its result,
+and another grouped product multiplies with the down projections, whose rows are summed for each token. The program
+prints how many rows each expert got, the kernels, and the relative error. NumPy runs on the CPU, CuPy on a GPU, and
+PyTorch on a GPU if there is one.
 """
 
 import argparse
@@ -25,71 +26,40 @@ class Experts(NamedTuple):
     down: Any
 
 
-class Route(NamedTuple):
-    """Which rows the grouped products multiply, sorted by expert, and how their results are summed."""
-
-    tokens: Any
-    """The token of each row."""
-    offs: Any
-    """Where the rows of each expert end."""
-    back: Any
-    """For each token, one choice after the other: its row."""
-
-
 class Framework(NamedTuple):
     """What the layer needs of a framework of arrays."""
 
     array: Callable[[np.ndarray], Any]
     numpy: Callable[[Any], np.ndarray]
-    route: Callable[[Any, int], Route]
     device: str
 
 
-def like_numpy(xp: Any, numpy: Callable[[Any], np.ndarray], device: str) -> Framework:
-    """Return NumPy, or CuPy, which has the same functions."""
-
-    def route(chosen: Any, experts: int) -> Route:
-        expert_of = chosen.reshape(-1)
-        order = xp.argsort(expert_of, kind="stable")
-        ends = xp.searchsorted(expert_of[order], xp.arange(experts), side="right")
-        return Route(order // chosen.shape[1], ends.astype(xp.int32), xp.argsort(order))
-
-    return Framework(xp.asarray, numpy, route, device)
-
-
-def from_torch() -> Framework:
-    """Return PyTorch, on a GPU if there is one. Nothing in its route waits for the GPU."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def route(chosen: Any, experts: int) -> Route:
-        expert_of, order = torch.sort(chosen.flatten(), stable=True)
-        numbers = torch.arange(experts, device=device)
-        ends = torch.searchsorted(expert_of, numbers, right=True, out_int32=True)
-        return Route(order // chosen.shape[1], ends, torch.argsort(order))
-
-    return Framework(lambda x: torch.from_numpy(x).to(device), lambda x: x.cpu().numpy(), route, device)
-
-
 def framework(name: str) -> Framework:
-    """Return a framework by its name."""
+    """Return a framework by its name; PyTorch on a GPU if there is one."""
     if name == "torch":
-        return from_torch()
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return Framework(lambda x: torch.from_numpy(x).to(device), lambda x: x.cpu().numpy(), device)
     if name == "cupy":
         import cupy
 
-        return like_numpy(cupy, cupy.asnumpy, "cuda")
-    return like_numpy(np, np.asarray, "cpu")
+        return Framework(cupy.asarray, cupy.asnumpy, "cuda")
+    return Framework(np.asarray, np.asarray, "cpu")
 
 
-def in_fp8(x: Any, shares: Any, route: Route, experts: Experts) -> Any:
+def sorted_rows(x: Any, chosen: Any, experts: Experts) -> fp8core.Permuted[Any, Any]:
+    """Return the tokens in FP8, a row for each choice, sorted by expert."""
+    return fp8core.moe_permute(fp8core.quantize(x, group_shape=GROUP_128), chosen, len(experts.down.data))
+
+
+def in_fp8(x: Any, shares: Any, chosen: Any, experts: Experts) -> Any:
     """Return the weighted sums of the experts' results; ``shares [tokens, each]`` are the weights."""
-    a = fp8core.quantize(x[route.tokens], group_shape=GROUP_128)
-    gate_up = fp8core.grouped_scaled_mm_nt(a, experts.gate_up, offs=route.offs, out_dtype="float16")
+    a, offs, inverse = sorted_rows(x, chosen, experts)
+    gate_up = fp8core.grouped_scaled_mm_nt(a, experts.gate_up, offs=offs, out_dtype="float16")
     h = fp8core.silu_and_mul_quant(gate_up, group_shape=GROUP_128)
-    y = fp8core.grouped_scaled_mm_nt(h, experts.down, offs=route.offs, out_dtype="float32")
-    return (y[route.back].reshape(*shares.shape, -1) * shares[..., None]).sum(1)
+    y = fp8core.grouped_scaled_mm_nt(h, experts.down, offs=offs, out_dtype="float32")
+    return fp8core.moe_unpermute(y, inverse, shares)
 
 
 def in_float64(x: np.ndarray, shares: np.ndarray, chosen: np.ndarray, experts: Experts) -> np.ndarray:
@@ -121,18 +91,17 @@ def main() -> None:
         rng.standard_normal((chosen.experts, chosen.hidden, chosen.inner), np.float32) * chosen.inner**-0.5,
     )
     logits = rng.standard_normal((chosen.tokens, chosen.experts), np.float32)
-    best = np.argsort(-logits, axis=1)[:, : chosen.each]
+    best = np.ascontiguousarray(np.argsort(-logits, axis=1)[:, : chosen.each])
     shares = np.exp(np.take_along_axis(logits, best, 1))
     shares /= shares.sum(1, keepdims=True)
 
     experts = Experts(*[fp8core.quantize(of.array(weight), group_shape=BLOCK_128) for weight in wide])
-    route = of.route(of.array(best), chosen.experts)
-    made = of.numpy(in_fp8(of.array(x), of.array(shares), route, experts))
+    made = of.numpy(in_fp8(of.array(x), of.array(shares), of.array(best), experts))
     exact = in_float64(x, shares, best, wide)
 
-    print("rows of each expert:", *np.diff(of.numpy(route.offs), prepend=0))
-    a = fp8core.quantize(of.array(x)[route.tokens], group_shape=GROUP_128)
-    print(fp8core.explain(fp8core.grouped_scaled_mm_nt, a, experts.gate_up, offs=route.offs).short)
+    a, offs, _ = sorted_rows(of.array(x), of.array(best), experts)
+    print("rows of each expert:", *np.diff(of.numpy(offs), prepend=0))
+    print(fp8core.explain(fp8core.grouped_scaled_mm_nt, a, experts.gate_up, offs=offs).short)
     error = np.linalg.norm(made - exact) / np.linalg.norm(exact)
     print(f"relative error with {chosen.framework} on {of.device}: {error:.4f}")
 
