@@ -1,4 +1,5 @@
-// counts[b][e] = how many choices of expert e block b finds among its `chunk` consecutive choices.
+// counts[b][e] = how many of the `chunk` consecutive choices of block b are expert e.
+// The caller owes: EXPERTS >= experts.
 #pragma once
 #include "experts.cuh"
 

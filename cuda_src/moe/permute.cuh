@@ -1,6 +1,6 @@
-// Sorts choices of experts by expert, equal ones in their order, and copies the row of its token, and its scales, to
-// the place of each: inverse[t][j] is the place of choice j of token t, or -1 if there is no such expert, and offs[e] is
-// where the rows of expert e end.
+// Sorts the choices of all tokens by expert, equal ones in their order, and copies the row of its token, with its
+// scales, to the place of each: inverse[t][j] is the place of choice j of token t, or -1 if there is no such expert,
+// and offs[e] is where the rows of expert e end.
 //
 // A block has ACROSS x (THREADS / ACROSS) threads, with VECTOR bytes of a row each, for `block_tokens` tokens; block b
 // has column tile b % column_tiles of its tokens. Every block counts the choices before its own: those of its chunk by
@@ -13,12 +13,15 @@
 
 constexpr int bits_below(int number) { return number > 1 ? 1 + bits_below(number / 2) : 0; }
 
-// For each expert, of choices: all, and those before the block's own; then the place of the first, and of the next.
+// For each expert: how many choices there are, and how many of them before the block's own. `find_places` makes of the
+// latter the place of the block's next choice.
 template <int EXPERTS>
 struct Experts {
     int all[EXPERTS], next[EXPERTS];
 };
 
+// Called by all threads: counts the choices from `begin` to `own`, the block's first, and takes all others from
+// `counts`; or, if there is one chunk, counts all choices from `begin` to `end`.
 template <int EXPERTS, int THREADS, class Id>
 DEVICE void count_others(Experts<EXPERTS>& of, const Id* ids, const int* counts, int chunks, int chunk, int begin,
                          int own, int end, int experts) {
@@ -45,7 +48,7 @@ DEVICE void count_others(Experts<EXPERTS>& of, const Id* ids, const int* counts,
     }
 }
 
-// Called by one warp.
+// Called by one warp: each lane adds the counts of consecutive experts, and begins after those of the lanes before it.
 template <int EXPERTS>
 DEVICE void find_places(Experts<EXPERTS>& of, int experts, int* offs) {
     constexpr int EACH = EXPERTS / WARP;  // consecutive experts of a lane
@@ -63,7 +66,8 @@ DEVICE void find_places(Experts<EXPERTS>& of, int experts, int* offs) {
     warp_barrier();
 }
 
-// Called by one warp: the places of the choices from `begin` to `end`.
+// Called by one warp: writes the places of the choices from `begin` to `end`, the block's own. Choices of one expert
+// take consecutive places in the order of the lanes; the first of them moves the expert's next place for the next round.
 template <int EXPERTS, int PLACES, class Id>
 DEVICE void place_choices(Experts<EXPERTS>& of, int (&places)[PLACES], const Id* ids, int begin, int end, int experts,
                           int* inverse) {

@@ -1,8 +1,9 @@
 // out[t] = the sum over each choice j of token t of weights[t][j] * y[inverse[t][j]]: product and sum each rounded in
 // fp32, in the order of j, and once more to OUT. Places that are no row of y are left out.
 //
-// A block has ACROSS x (THREADS / ACROSS) threads, with VECTOR columns of a token each, and loads AT_ONCE rows before it
-// adds the first. Block b has column tile b % column_tiles of its tokens. The caller owes: rows of y and of out aligned to VECTOR elements.
+// A block has ACROSS x (THREADS / ACROSS) threads, with VECTOR columns of a token each, which load AT_ONCE rows before
+// they add the first. Block b has column tile b % column_tiles of its tokens.
+// The caller owes: rows of y and of the result aligned to VECTOR elements; fewer than 2**31 rows of y.
 #pragma once
 #include "../common/values.cuh"
 
@@ -25,7 +26,7 @@ DEVICE void unpermute_tokens(const void* y, long long y_stride, const int* inver
             const int place = first + i < each ? inverse[choice] : -1;
             places[i] = place < rows ? place : -1;
             if constexpr (WEIGHTS >= 0) {
-                Values<WEIGHTS < 0 ? FLOAT32 : WEIGHTS, 1> share;
+                Values<(WEIGHTS < 0 ? FLOAT32 : WEIGHTS), 1> share;
                 share.load_from(weights, choice, first + i < each);
                 shares[i] = share.get(0);
             }

@@ -72,9 +72,9 @@ def moe_permute(
 def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = None) -> Any:
     """Return the row of its token for each choice of an expert, sorted by expert: a stable sort, and a copy.
 
-    The layout is that of ``vllm``'s ``moe_permute``. Nothing waits for the choices, so the call can be captured into a
-    CUDA graph. A choice that is negative, or not below ``experts``, has no row: so a process of expert parallelism
-    leaves out the experts of others.
+    The layout is that of vLLM's function of this name, but for the ends of experts' rows in place of their starts.
+    Nothing waits for the choices, so the call can be captured into a CUDA graph. A choice that is negative, or not
+    below ``experts``, has no row: so a process of expert parallelism leaves out the experts of others.
 
     Args:
         x: the tokens ``[tokens, cols]``, rows contiguous: float32, float16, bfloat16 or FP8, or a `Quantized` per
@@ -84,7 +84,8 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
         stream: the stream to launch on; by default the current stream of the framework of x.
 
     Returns:
-        Permuted: ``rows, offs, inverse`` in the framework of x. Scales keep their layout.
+        Permuted: ``rows, offs, inverse`` in the framework of x. Scales keep their layout; one for all tokens stays as
+            it is.
 
     Raises:
         ShapeError: x or topk_ids has not two axes, they differ in tokens, or experts is not a whole number.

@@ -211,6 +211,7 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
         (lambda: made()[0](rows(), ENDS[1:]), ShapeError, "offs needs shape"),
         (lambda: made()[0](rows().to(torch.float8_e4m3fn), ENDS), DTypeError, "without its scale"),
         (lambda: made()[0](rows().tolist(), ENDS), DTypeError, "input needs a torch.Tensor or a Quantized, got list"),
+        (lambda: made(static=True)[0].quantized(rows()), DTypeError, "offs needs a tensor, as each group has an input"),
         (lambda: fp8core.torch.dequantize_model_(torch.nn.Sequential(made()[0])), LayoutError, "the grouped layers 0"),
         (lambda: fp8core.torch.quantization_config(torch.nn.Sequential(made()[0])), LayoutError, "grouped layers 0"),
     ],

@@ -1,4 +1,4 @@
-"""Sorts the choices of experts, and copies the rows of tokens to their places: one launch, or two if there are many."""
+"""Sorts choices of experts, and copies the rows of tokens to their places: in one launch, or two for many choices."""
 
 from typing import Final, NamedTuple
 
@@ -13,14 +13,15 @@ from fp8core.table import Kernel, Launch, Requirement, Table
 
 THREADS: Final = 256
 PLACES: Final = 1024
-"""Choices of which a block copies rows."""
+"""The most choices of which a block copies rows."""
 BLOCKS: Final = 2
-"""Blocks of a multiprocessor: with more of them, each would count the choices before its own for fewer rows."""
+"""Blocks for each multiprocessor: of more, each would count the choices before its own for fewer rows."""
 CHUNK: Final = 2048
-"""Choices that a block counts by itself; of more, each chunk is counted by another launch before."""
+"""The most choices that blocks count by themselves. More are divided into chunks, which another launch counts before."""
 MOST_CHUNKS: Final = 128
 """Chunks whose counts every block adds; with more choices, chunks are larger."""
 LEAST_EXPERTS: Final = 64
+"""Kernels have counters for a power of two of experts, at least for the lanes of a wave."""
 MOST_EXPERTS: Final = 1024
 ID: Final = {"int32": "unsigned", "int64": "word64"}
 """The type in device sources of a chosen expert: as an unsigned number, a negative one is too large."""
