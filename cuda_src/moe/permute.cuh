@@ -66,8 +66,8 @@ DEVICE void find_places(Experts<EXPERTS>& of, int experts, int* offs) {
     warp_barrier();
 }
 
-// Called by one warp: writes the places of the choices from `begin` to `end`, the block's own. Choices of one expert
-// take consecutive places in the order of the lanes; the first of them moves the expert's next place for the next round.
+// Called by one warp: writes the places of the choices from `begin` to `end`, the block's own. Those of one expert have
+// consecutive places, in the order of the lanes; the first one's lane then moves the expert's next place.
 template <int EXPERTS, int PLACES, class Id>
 DEVICE void place_choices(Experts<EXPERTS>& of, int (&places)[PLACES], const Id* ids, int begin, int end, int experts,
                           int* inverse) {

@@ -17,7 +17,7 @@ PLACES: Final = 1024
 BLOCKS: Final = 2
 """Blocks for each multiprocessor: of more, each would count the choices before its own for fewer rows."""
 CHUNK: Final = 2048
-"""The most choices that blocks count by themselves. More are divided into chunks, which another launch counts before."""
+"""The most choices that blocks count by themselves. More are divided into chunks, which a launch before counts."""
 MOST_CHUNKS: Final = 128
 """Chunks whose counts every block adds; with more choices, chunks are larger."""
 LEAST_EXPERTS: Final = 64
