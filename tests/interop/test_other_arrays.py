@@ -54,7 +54,7 @@ def log(monkeypatch):
     return done
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8", "int32", "int64"])
 @pytest.mark.parametrize("cut", [np.s_[:], np.s_[1:, 2:], np.s_[::2]])
 def test_an_array_is_seen_as_it_is(log, dtype, cut):
     array = np.zeros((4, 6), dtype)[cut]

@@ -12,6 +12,7 @@ from fp8core.problem import Linear
 from fp8core.runtime.plans import QuantizeNumbers
 from support import reference
 from support.engines import CupyEngine, assert_same_bytes, fresh, fresh_fp8, fresh_scale
+from support.moe import choices, placed, summed
 
 pytestmark = pytest.mark.gpu
 
@@ -76,6 +77,21 @@ def test_producers_run_in_blocks_and_clusters(engine, group_shape, cols):
     ):
         assert engine.codes(got.data).shape == (2, cols)
     assert engine.codes(fp8core.silu_and_mul_quant(x, group_shape=group_shape).data).shape == (2, cols // 2)
+
+
+@pytest.mark.parametrize("tokens", [3, 1100], ids=["one launch", "chunks counted before"])
+def test_rows_of_experts_are_sorted_and_summed(engine, tokens):
+    x, ids, shares = fresh((tokens, 72)), choices(tokens, 2, 5, outside=True), fresh((tokens, 2), "float32")
+    q = fp8core.quantize(engine.array(x), group_shape=GROUP_128)
+    rows, offs, inverse = fp8core.moe_permute(q, engine.array(ids), 5)
+    want, places, of = placed(ids, 5)
+    assert_same_bytes(engine.numpy(offs), want)
+    assert_same_bytes(engine.numpy(inverse), places)
+    assert_same_bytes(engine.codes(rows.data)[: len(of)], engine.codes(q.data)[of])
+    assert_same_bytes(engine.numpy(rows.scale)[: len(of)], engine.numpy(q.scale)[of])
+    y = fresh((ids.size, 72), spread=1)
+    made = fp8core.moe_unpermute(engine.array(y), inverse, engine.array(shares))
+    assert_same_bytes(engine.numpy(made), summed(y, places, shares, "bfloat16"))
 
 
 MODES = {
