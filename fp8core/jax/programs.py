@@ -164,7 +164,7 @@ def layout_of_operand(name: str, at: int, shapes: Mapping[int, tuple[Any, ...]])
     axes = tuple(reversed(range(len(shape))))
     if name == "scaled_mm" and at in (1, 3) and len(shape) == 2:
         return 0, 1
-    scale = {"scaled_mm": 2, "scaled_mm_nt": 2, "grouped_scaled_mm_nt": 2, "linear": 4}.get(name)
+    scale = {"scaled_mm": 2, "scaled_mm_nt": 2, "grouped_scaled_mm_nt": 2, "linear": 4, "moe_permute": 1}.get(name)
     first = shapes.get(0)
     if at == scale and len(shape) > 1 and first and shape[-1] > 1 and shape[-1] == -(-first[-1] // BLOCK):
         return (*axes[1:], len(shape) - 1)

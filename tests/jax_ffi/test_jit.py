@@ -138,6 +138,11 @@ def test_layouts_meet_without_a_transposition():
         a = fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn")
         return fp8core.grouped_scaled_mm_nt(a, w, scale_b=scale, offs=ends(16, 16))
 
+    def mixture(x, w, scale):
+        q = fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn")
+        rows, offs, inverse = fp8core.moe_permute(q, choices(16), len(w))
+        return fp8core.moe_unpermute(fp8core.grouped_scaled_mm_nt(rows, w, scale_b=scale, offs=offs), inverse)
+
     def transposed(x, w):
         return fp8core.scaled_mm(fp8core.quantize(x), w.T)
 
@@ -149,7 +154,7 @@ def test_layouts_meet_without_a_transposition():
     assert moves(lambda x, w: product(x, w, "mn"), x, blocks) == 0
     assert moves(lambda x, w: product(x, w, "k"), x, blocks) == 1
     for group in ((128, 128), GROUP_128):
-        assert moves(grouped, x, *stacked(group)) == 0
+        assert moves(grouped, x, *stacked(group)) == moves(mixture, x, *stacked(group)) == 0
     copies = not is_older(jax.__version__, "0.11.1")  # XLA makes a copy for the CPU there, as docs/how-to/jax.md says
     assert moves(transposed, x, channels) == copies
 
