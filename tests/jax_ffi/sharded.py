@@ -148,6 +148,26 @@ def mixtures(kind, mesh):
         check(name, made, sums(rows, inverse, shares), collectives(sums, *given))
 
 
+def mixtures_by_hand(kind, mesh):
+    """Each device has experts of its own, and leaves out the choices of others."""
+    x, ids, shares = wide(16, K), choices(16), wide(16, 2, dtype=np.float32)
+    w, sb = (np.concatenate((of, of[:1])) for of in stacked())
+
+    def call(x, ids, shares, w, sb, first=0):
+        rows, offs, inverse = fp8core.moe_permute(fp8core.quantize(x), ids - first, len(w))
+        y = fp8core.grouped_scaled_mm_nt(rows, w, scale_b=sb, offs=offs)
+        return fp8core.moe_unpermute(y, inverse, shares, out_dtype="float32")
+
+    def part(*given):
+        return jax.lax.psum(call(*given, first=jax.lax.axis_index("a") * len(given[3])), "a")
+
+    over = *(put(mesh, of) for of in (x, ids, shares)), put(mesh, w, "a"), put(mesh, sb, "a")
+    for varying in (True, False):
+        specs = *(P(),) * 3, *(P("a"),) * 2
+        layer = jax.shard_map(part, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=varying)
+        check(f"{kind} mixture shard_map {varying}", jax.jit(layer)(*over), call(x, ids, shares, w, sb), alike=near)
+
+
 def rows_and_columns(kind, mesh):
     """A scale of one axis that has as many numbers as there are rows, and belongs to columns."""
     group = -1, 32
@@ -313,6 +333,7 @@ if __name__ == "__main__":
             grouped,
             grouped_by_hand,
             mixtures,
+            mixtures_by_hand,
             rows_and_columns,
             groups_of_rows,
             groups_that_devices_cannot_share,
