@@ -64,13 +64,13 @@ DEVICE void find_groups(GroupTable<capacity>& table, const int* offs, int groups
 }
 
 // A block takes every grid_x()-th tile, as `PersistentTiles` does, group by group. Within a group `row_group` tiles of
-// rows come before the next columns. Which of them is the first changes with every round of all blocks: the last rows of
+// rows come before the next columns. The blocks of a cluster have tiles of the same rows, side by side. Which of them is the first changes with every round of all blocks: the last rows of
 // a group are few and take less time, and always the same blocks would have them.
-template <int rows, int columns, int row_group, int capacity, int multiple = 1>
+template <int rows, int columns, int row_group, int capacity, int multiple = 1, int cluster = 1>
 struct GroupedTiles {
     GroupTable<capacity>& table;
     const int* offs;
-    int groups, m, n, column_tiles, at;
+    int groups, m, n, column_tiles, at;   // column_tiles and at count clusters
     long long scale_stride, bias_stride;  // from group to group
 
     DEVICE GroupedTiles(GroupTable<capacity>& table, const int* offs, int groups, int m, int n, long long scale_stride,
@@ -80,17 +80,19 @@ struct GroupedTiles {
           groups(groups),
           m(m),
           n(n),
-          column_tiles((n + columns - 1) / columns),
-          at((int)block_x()),
+          column_tiles((n + cluster * columns - 1) / (cluster * columns)),
+          at((int)block_x() / cluster),
           scale_stride(scale_stride),
           bias_stride(bias_stride) {}
     // Called by one warp, before all others.
     DEVICE void find() const { find_groups<rows, multiple>(table, offs, groups, m, column_tiles); }
     DEVICE bool more() const { return at < table.first_tile[capacity]; }
-    DEVICE void next() { at += (int)grid_x(); }
+    DEVICE static int step() { return (int)grid_x() / cluster; }
+    DEVICE void next() { at += step(); }
     // How many tiles this block has left.
-    DEVICE int count() const { return (table.first_tile[capacity] - at + (int)grid_x() - 1) / (int)grid_x(); }
-    DEVICE static int rank() { return 0; }  // no block shares a tile
+    DEVICE int count() const { return (table.first_tile[capacity] - at + step() - 1) / step(); }
+    // This block's rank in its cluster.
+    DEVICE static int rank() { return (int)block_x() % cluster; }
     DEVICE GroupTile origin() const {
         int group = 0;  // the last one whose first tile is not after `at`: groups before it without rows have the same
 #pragma unroll
@@ -102,7 +104,8 @@ struct GroupedTiles {
         const int first = place / (row_group * column_tiles) * row_group;
         // After the last tile there is a next one, too, which nobody makes: without rows.
         const int height = max_int(1, min_int(row_group, row_tiles - first)), within = place - first * column_tiles;
-        const int row = within % height, round = (at - row) / (int)grid_x();
-        return {{first_row + (first + (row + round) % height) * rows, within / height * columns}, start, end, group};
+        const int row = within % height, round = (at - row) / step();
+        const int column = (within / height * cluster + rank()) * columns;
+        return {{first_row + (first + (row + round) % height) * rows, column}, start, end, group};
     }
 };

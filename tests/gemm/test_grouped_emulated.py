@@ -50,7 +50,9 @@ class Planned:
         self.case.check(memory, self.plan)
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 64), Tile(64, 128), Tile(128, 96), Tile(128, 128)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [Tile(64, 64), Tile(64, 128), Tile(128, 96), Tile(128, 128), Tile(128, 128, cluster=2)], ids=str
+)
 @pytest.mark.parametrize("name", CASES)
 def test_each_group_has_the_product_with_its_own_weight(launch, name, tile):
     for schedule in SCHEDULES[::3]:

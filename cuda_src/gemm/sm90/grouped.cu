@@ -2,7 +2,8 @@
 // makes a table of the groups, and from it the tiles (grouped_tiles.cuh). Few rows of a group stream its weight once.
 //
 // The caller owes what it owes sm90_tiled, with a map of the weights of all groups, which follow each other; blocks may
-// have no tiles.
+// have no tiles. Blocks of a cluster share a, of which each loads a part of the rows: they need as many tiles side by
+// side.
 #include "tiled_constants.cuh"
 #include "tiled_block.cuh"
 

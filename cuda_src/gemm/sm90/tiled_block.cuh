@@ -79,6 +79,7 @@ DEVICE void make_tiles(const typename C::Tiles& tiles, const TensorMap& weight_m
     }
     if constexpr (C::cluster * C::split_k > 1) {  // until all blocks have initialized their barriers
         cluster_arrive();
+        if constexpr (C::grouped) __syncthreads();  // the cluster's barrier does not order the table
         cluster_wait();
     } else {
         __syncthreads();
@@ -96,8 +97,9 @@ DEVICE void make_tiles(const typename C::Tiles& tiles, const TensorMap& weight_m
                 &weight_map, ring, nullptr, 0, pipeline, tiles, first, part, C::columns,
                 m <= FEW_ROWS && 2 * m < k_blocks * BLOCK_K ? EVICT_FIRST : EVICT_NORMAL);
         if (warp == 1 && elected())
-            load_tiles<C, C::a_bytes, false>(&a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles,
-                                             first, part, min_int(C::rows, (m + 7) & ~7), EVICT_NORMAL);
+            load_tiles<C, C::a_bytes, false>(
+                &a_map, a_ring, &scale_map, shared_address(stage_scales), pipeline, tiles, first, part,
+                C::grouped && C::cluster > 1 ? C::rows : min_int(C::rows, (m + 7) & ~7), EVICT_NORMAL);
         if (warp > 1) {
             const ScaleGrid of_a = {scale_a + part.first * scale_a_k, scale_a_row, scale_a_k},
                             of_b = {scale_b + part.first * scale_b_k, scale_b_row, scale_b_k};

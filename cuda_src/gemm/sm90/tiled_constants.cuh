@@ -11,7 +11,8 @@
 //   AMAX                     whether to find the amax of the result
 //   STORE_TILES              whether TMA stores the result
 //   BUFFERS                  staging buffers of a consumer
-//   CLUSTER                  blocks whose tiles have the same channels, and which multicast loads of the weight
+//   CLUSTER                  blocks whose tiles have the same channels, and which multicast loads of the weight; in a
+//                            grouped product, whose tiles have the same rows, and which multicast loads of a
 //   SPLIT_K                  1; or 2 or 4 blocks, one cluster, that share a tile and its k (tiled_split.cuh)
 //   GROUP_TABLE              0; or the groups that the table of a grouped product holds: a power of two from 32 on
 #pragma once

@@ -15,13 +15,13 @@ struct Constant {
 };
 
 // The scheduler: of one product, or of groups with a table of this capacity.
-template <int capacity, class Persistent, int rows, int columns, int row_group, int multiple>
+template <int capacity, class Persistent, int rows, int columns, int row_group, int multiple, int cluster>
 struct SchedulerOf {
-    using Tiles = GroupedTiles<rows, columns, row_group, capacity, multiple>;
+    using Tiles = GroupedTiles<rows, columns, row_group, capacity, multiple, cluster>;
     using Origin = GroupTile;
 };
-template <class Persistent, int rows, int columns, int row_group, int multiple>
-struct SchedulerOf<0, Persistent, rows, columns, row_group, multiple> {
+template <class Persistent, int rows, int columns, int row_group, int multiple, int cluster>
+struct SchedulerOf<0, Persistent, rows, columns, row_group, multiple, cluster> {
     using Tiles = Persistent;
     using Origin = TileOrigin;
 };
@@ -88,11 +88,12 @@ struct TiledLayout : Config {
     using Persistent =
         PersistentTiles<rows, Config::columns, row_group, Config::accumulates, Config::cluster, Config::split_k>;
     static constexpr int multiple = Config::scale_tiles ? 4 : 1;  // TMA loads words from multiples of 16 bytes on
-    using Scheduler = SchedulerOf<Config::group_table, Persistent, rows, Config::columns, row_group, multiple>;
+    using Scheduler =
+        SchedulerOf<Config::group_table, Persistent, rows, Config::columns, row_group, multiple, Config::cluster>;
     using Tiles = typename Scheduler::Tiles;
     using Origin = typename Scheduler::Origin;  // of a tile
-    static_assert(!grouped || (Config::cluster * Config::split_k == 1 && !Config::pingpong && !Config::accumulates &&
-                               !Config::amax && Config::out_type <= BFLOAT16),
+    static_assert(!grouped || (Config::split_k == 1 && !Config::pingpong && !Config::accumulates && !Config::amax &&
+                               Config::out_type <= BFLOAT16),
                   "grouped: a block makes whole tiles, of which there may be none");
     static_assert(!Config::pingpong || (Config::groups == 2 && Config::cluster == 1 && !promoted),
                   "ping-pong: two warpgroups, chains of sums, no clusters");
@@ -157,14 +158,14 @@ DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int 
 
 // Called by one thread: loads the tiles of one operand, ``rows`` rows into each stage of ``bytes``. With those of a it
 // also loads their scales if TMA does that, or, with separate_scale_thread, only expects their bytes. The blocks of a
-// cluster each load a part of the weight's rows, and multicast it to all of them. Peers release a block's stages by
-// arriving at its barriers: the block may exit only when it has seen the last release of every stage. (A relaxed
-// barrier of the cluster would not do: it may overtake the arrivals.)
+// cluster each load a part of the rows that they share (of the weight; of a, if grouped), and multicast it to all of
+// them. Peers release a block's stages by arriving at its barriers: the block may exit only when it has seen the last
+// release of every stage. (A relaxed barrier of the cluster would not do: it may overtake the arrivals.)
 template <class C, int bytes, bool of_weight>
 DEVICE void load_tiles(const TensorMap* map, unsigned ring, const TensorMap* scale_map, unsigned stage_scales,
                        const PipelineBarriers<C::stages>& pipeline, typename C::Tiles tiles, typename C::Origin origin,
                        const KPart& k, int rows, word64 policy) {
-    constexpr bool scales = !of_weight && C::scale_tiles, shared = of_weight && C::cluster > 1;
+    constexpr bool scales = !of_weight && C::scale_tiles, shared = C::cluster > 1 && of_weight != C::grouped;
     const int part = shared ? rows / C::cluster * tiles.rank() : 0;
     ring += part * BLOCK_K;
     [[maybe_unused]] int full_at = C::stages;  // the k-block of the first tile at which the ring is full

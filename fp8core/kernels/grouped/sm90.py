@@ -4,7 +4,7 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from fp8core.kernels.encodings import ceil_div
+from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.requirements import (
     CODES_AT_16,
@@ -87,13 +87,30 @@ def by_cost(p: GroupedMm) -> tuple[Tile, ...]:
     return tuple(sorted(candidates(p), key=lambda tile: us(p, tile)))
 
 
+LONG_K: Final = 4096
+"""From so many columns of k on, blocks that share a gain more than they lose by waiting for each other."""
+
+
+def shares_a(p: GroupedMm, tile: Tile) -> bool:
+    """Return whether pairs of blocks multicast the rows of a to each other, for tiles side by side.
+
+    Tiles at the edges of groups take less time than others, so that blocks do not read the same rows at the same time;
+    the longer k is, the farther apart they are, and the more L2 has to read for them.
+    """
+    one = p.product
+    filled = one.m > p.groups * tile.rows
+    return tile.groups == 2 and one.k >= LONG_K and filled and ceil_div(one.n, tile.columns) % 2 == 0
+
+
 def plan_grouped(p: GroupedMm, tile: Tile | None = None) -> GroupedLaunch:
     """Return one launch for groups of any sizes: ``round(scale_a * (scale_b[i] * acc) + bias[i])``."""
     p = p._replace(product=in_groups(p.product))
     one, tile = p.product, tile or by_cost(p)[0]
+    if shares_a(p, tile):
+        tile = tile._replace(cluster=2)
     layout, scale_tiles = Layout.of(one, tile, table_bytes(p)), loads_scale_tiles(one)
     tiles, multiprocessors = most_row_tiles(p, tile.rows) * ceil_div(one.n, tile.columns), one.target.multiprocessors
-    cluster = 2 if tiles > multiprocessors else 1  # neighbours, as in `tiled.launch_cluster`
+    cluster = 2 if tiles > multiprocessors else tile.cluster  # neighbours, as in `tiled.launch_cluster`
     launcher = jit.prepare(
         one.target,
         "gemm/sm90/grouped",
@@ -105,10 +122,10 @@ def plan_grouped(p: GroupedMm, tile: Tile | None = None) -> GroupedLaunch:
         programmatic=True,
         cluster=cluster,
     )
-    blocks = min(tiles, max(1, multiprocessors // cluster) * cluster)
+    blocks = min(round_up(tiles, cluster), max(1, multiprocessors // cluster) * cluster)
     numbers = GroupedArgs(b"", b"", b"", b"", CommonArgs.of(one), GroupArgs.of(p))
     multiply = launcher.bind_args((blocks, 1, 1), numbers)
-    maps = maps_of(one, tile, layout, weight_rows=p.groups * one.n, scale_tiles=scale_tiles)
+    maps = maps_of(one, tile, layout, weight_rows=p.groups * one.n, scale_tiles=scale_tiles, shares_a=True)
     weight_maps, a_maps, out_maps, scale_maps = maps
 
     def launch(stream: int, a: int, weight: int, scale_a: int, scale_b: int, bias: int, offs: int, out: int, /) -> None:

@@ -145,8 +145,19 @@ class MapsOf(NamedTuple):
     """Those of a, if TMA loads them; otherwise zeros at address 0."""
 
 
-def maps_of(problem: ScaledMm, tile: Tile, layout: Layout, *, weight_rows: int, scale_tiles: bool) -> MapsOf:
-    """Return the tensor maps of a product's operands, given the rows of the weight's memory."""
+def maps_of(
+    problem: ScaledMm, tile: Tile, layout: Layout, *, weight_rows: int, scale_tiles: bool, shares_a: bool = False
+) -> MapsOf:
+    """Return the tensor maps of a product's operands.
+
+    Args:
+        problem: the product.
+        tile: its tile.
+        layout: that of shared memory.
+        weight_rows: the rows of the weight's memory.
+        scale_tiles: whether TMA loads the scales of a.
+        shares_a: whether the blocks of a cluster share rows of a, and not the weight's.
+    """
     item = ITEMSIZE[problem.out]
     out_maps: Maps = NO_MAPS
     scale_maps: Maps = {0: bytes(128)}
@@ -157,8 +168,12 @@ def maps_of(problem: ScaledMm, tile: Tile, layout: Layout, *, weight_rows: int, 
         scale_stride = 4 * problem.scale_a_strides[1]
         scale_maps = shared_maps(WordMaps, ceil_div(problem.k, BLOCK_K), problem.m, scale_stride, 1, tile.rows)
     # A box has no more rows than a, rounded up to 8: TMA takes longer to fill rows with zeros than to load them.
-    a_maps = tensor_maps(problem.m, problem.k, problem.lda, min(tile.rows, round_up(problem.m, 8)))
-    b_maps = tensor_maps(weight_rows, problem.k, problem.ldb, tile.columns // tile.cluster)
+    a_rows = min(tile.rows, round_up(problem.m, 8))
+    columns = tile.columns // tile.cluster
+    if shares_a and tile.cluster > 1:
+        a_rows, columns = tile.rows // tile.cluster, tile.columns
+    a_maps = tensor_maps(problem.m, problem.k, problem.lda, a_rows)
+    b_maps = tensor_maps(weight_rows, problem.k, problem.ldb, columns)
     return MapsOf(b_maps, a_maps, out_maps, scale_maps)
 
 

@@ -25,7 +25,8 @@ class Tile(NamedTuple):
     columns: int
     """Channels."""
     cluster: int = 1
-    """Tiles of a cluster: they have the same channels, and their blocks multicast loads of the weight."""
+    """Tiles of a cluster: they have the same channels, and their blocks multicast loads of the weight. In a grouped
+    product they have the same rows, and multicast loads of a."""
     pingpong: bool = False
     """Whether two consumer warpgroups make whole tiles by turns: one multiplies while the other stores."""
     split_k: int = 1
