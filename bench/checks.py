@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 from typing import Final, NamedTuple
 
-from bench.labels import GROUPED, LIBRARY
+from bench.labels import GROUPED, LIBRARY, MOE
 from bench.odd_cases import FEW
 from bench.results import Record, Results, best_baseline, own, shape, us, values
 
@@ -139,15 +139,23 @@ def hf_decoders(found: Results, bound: float, modes: Sequence[str], tokens: int 
 def grouped(found: Results, bound: float, mode: str) -> Iterator[Check]:
     """Check the time of grouped products relative to the fastest baseline."""
     for r in found.grouped:
-        mine, best = us(r, "fp8core"), grouped_baseline(r)
+        mine, best = us(r, "fp8core"), fastest(r, GROUPED[1:])
         if r["mode"] == mode and mine and best:
             case = f"{r['model']}, {r['tokens']} tokens, {r['n']}x{r['k']}"
             yield Check(case, mine / best / bound, f"{mine / best:.3f}")
 
 
-def grouped_baseline(record: Record) -> float | None:
-    """Return the least time of the baselines of a grouped product."""
-    return min((time for name in GROUPED[1:] if (time := us(record, name))), default=None)
+def moe(found: Results, bound: float, mode: str) -> Iterator[Check]:
+    """Check the time of the routing of experts relative to the fastest baseline."""
+    for r in found.moe:
+        mine, best = us(r, "fp8core"), fastest(r, MOE[1:])
+        if r["mode"] == mode and mine and best:
+            yield Check(f"{r['model']}, {r['tokens']} tokens", mine / best / bound, f"{mine / best:.3f}")
+
+
+def fastest(record: Record, names: Sequence[str]) -> float | None:
+    """Return the least time of these variants; None if none was timed."""
+    return min((time for name in names if (time := us(record, name))), default=None)
 
 
 def in_programs(found: Results, bound: float, *names: str) -> Iterator[Check]:

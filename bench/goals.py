@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from bench import checks
 from bench.checks import Check
-from bench.labels import DECODE, LIBRARY
+from bench.labels import DECODE, LIBRARY, OPERATIONS
 from bench.results import Record, Results, large, neighbour_time, us
 
 LATENCY: Final = 1.8
@@ -135,6 +135,16 @@ GOALS: Final = (
         1.0,
         SAME_RUN,
         partial(checks.grouped, mode="block"),
+    ),
+    *(
+        Goal(
+            f"routing of experts, {name}",
+            "≤ {:g} x the better of SGLang and torch",
+            1.0,
+            SAME_RUN,
+            partial(checks.moe, mode=mode),
+        )
+        for mode, name in OPERATIONS.items()
     ),
     Goal(
         "quantization moving ≥ 100 MB: static, per token, 1x128, both scale layouts",

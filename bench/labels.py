@@ -42,5 +42,8 @@ LAYER: Final = {
 }
 GROUPED: Final = ("fp8core", "torch", "vllm", "contiguous", "masked")
 """Grouped products: DeepGEMM has a kernel for each of two layouts of rows."""
+MOE: Final = ("fp8core", "sgl", "torch")
+"""Routing of mixtures of experts."""
+OPERATIONS: Final = {"permute": "`moe_permute`", "unpermute": "`moe_unpermute`"}
 EXPERTS: Final = {"bf16": "bfloat16", "loop": "FP8, one by one", "fp8core": "FP8, grouped"}
 KINDS: Final = {"norm": "RMS norm", "add+norm": "add + RMS norm", "silu": "SiLU · mul"}

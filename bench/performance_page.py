@@ -199,6 +199,7 @@ def page(shown: rules.Shown, pictures: Sequence[str], about: Page) -> str:
         ),
         ("Odd products", [], found.odd_products, tables.odd_products(found) if found.odd_products else []),
         ("Grouped products", [], found.grouped, tables.grouped(found) if found.grouped else []),
+        ("Routing of mixtures of experts", [], found.moe, tables.moe(found) if found.moe else []),
         ("Experts in transformers", [], found.hf_experts, tables.experts(found) if found.hf_experts else []),
         ("How products end", [], found.ending, tables.ending(found) if found.ending else []),
         ("Batch invariance", [], found.invariance, tables.invariance(found) if found.invariance else []),

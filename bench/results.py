@@ -37,6 +37,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "hf_decoder": ("bench", "mode", "m"),
     "hf_experts": ("bench", "mode", "m"),
     "grouped": ("bench", "model", "mode", "tokens", "n", "k"),
+    "moe": ("bench", "model", "mode", "tokens"),
     "choice": ("bench", "mode", "m", "n", "k"),
     "accuracy": ("bench", "mode", "data", "m", "n", "k", "kernel", "fast", "out"),
     "against": ("kind", "case"),
@@ -71,6 +72,7 @@ class Results(NamedTuple):
     hf_decoder: Sequence[Record] = ()
     hf_experts: Sequence[Record] = ()
     grouped: Sequence[Record] = ()
+    moe: Sequence[Record] = ()
     choice: Sequence[Record] = ()
     accuracy: Sequence[Record] = ()
     ending: Sequence[Record] = ()

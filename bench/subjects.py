@@ -92,6 +92,12 @@ SUBJECTS: Final[dict[str, Subject]] = {
         deep_gemm=True,
         goes_on=True,
     ),
+    "moe": Subject(
+        "bench.moe",
+        "routing of mixtures of experts",
+        short=_arguments("--models Qwen3-30B --tokens 1 128"),
+        goes_on=True,
+    ),
     "ending": Subject(
         "bench.ending",
         "products with an activation or beta",

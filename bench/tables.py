@@ -13,6 +13,11 @@ channels. The floor reads every weight that is used once. Baselines get what the
 before, DeepGEMM rows laid out as its kernels expect them. The last column is the fastest baseline's time as a multiple
 of fp8core's."""
 
+MOE: Final = """Rows to their experts, and back. `moe_permute` sorts the choices of experts and copies the tokens' FP8
+rows with 1x128 scales; SGLang does that in three calls, into given memory, and orders the rows of an expert as it
+happens. `moe_unpermute` is the weighted sum of bfloat16 results. The floor moves each token's row, and those of all its
+choices, once. The last column is the faster baseline's time as a multiple of fp8core's."""
+
 EXPERTS: Final = """What a model of transformers calls between router and residual: sorting by expert, quantization, two
 products and SiLU, the weighted sum; weights per channel, tokens per token. "Grouped" is what `from_pretrained` makes;
 one by one the layers wait for the routing, and can neither be recorded nor compiled as one graph. bfloat16 is
@@ -122,12 +127,24 @@ def grouped(found: Results) -> list[str]:
     """Return a table of grouped products, with the baselines."""
     rows = []
     for r in found.grouped:
-        mine, best = us(r, "fp8core"), checks.grouped_baseline(r)
+        mine, best = us(r, "fp8core"), checks.fastest(r, labels.GROUPED[1:])
         sizes = [str(r["tokens"]), str(r["rows"]), f"{r['n']}x{r['k']}"]
         times = timed(r, labels.GROUPED)[1:]
         rows.append([r["model"], PRODUCTS[r["mode"]], *sizes, *times, number(best / mine if best and mine else None)])
     head = ["model", "scales", "tokens", "rows", "n x k", "floor", *(LABELS[name] for name in labels.GROUPED), "ratio"]
     return [*GROUPED.splitlines(), "", *table(head, rows, words=2)]
+
+
+def moe(found: Results) -> list[str]:
+    """Return a table of the routing of mixtures of experts, with the baselines."""
+    rows = []
+    for r in found.moe:
+        mine, best = us(r, "fp8core"), checks.fastest(r, labels.MOE[1:])
+        times = timed(r, labels.MOE)[1:]
+        ratio = number(best / mine if best and mine else None)
+        rows.append([labels.OPERATIONS[r["mode"]], r["model"], str(r["tokens"]), str(r["rows"]), *times, ratio])
+    head = ["operation", "model", "tokens", "rows", "floor", *(LABELS[name] for name in labels.MOE), "ratio"]
+    return [*MOE.splitlines(), "", *table(head, rows, words=2)]
 
 
 def experts(found: Results) -> list[str]:

@@ -62,6 +62,8 @@ def test_goals_are_judged_by_the_numbers(sample):
     assert verdicts["product of odd n, odd k or odd addresses, m > 64"] == [True, False]
     assert verdicts["grouped product, per token x per channel"] == [True]
     assert verdicts["grouped product, 1x128 x 128x128"] == [False]
+    assert verdicts["routing of experts, `moe_permute`"] == [True]
+    assert verdicts["routing of experts, `moe_unpermute`"] == [False]
     assert verdicts["linear in a graph, m ≤ 16, beside its product"] == [True]
     assert verdicts["the same, m = 17 to 64"] == [False]
     assert verdicts["decoder layer in a graph, m ≤ 16, plain calls"] == [73.0 <= 55.0, 58.0 <= 55.0]

@@ -53,6 +53,8 @@ SAMPLE = [
     *({"bench": "grouped", "model": "Mixtral-8x7B", "mode": mode, "tokens": 16, "n": 4096, "k": 14336, "rows": 32, "used": 8,
        "floor_us": 95.8, "us": timing(**us), "wrong": {"masked": "far"} if mode == "block" else {}}
       for mode, us in (("row", {"fp8core": 104.0, "torch": 142.0, "vllm": 103.0}), ("block", {"fp8core": 104.0, "contiguous": 103.0}))),
+    *({"bench": "moe", "model": "Qwen3-30B", "mode": mode, "tokens": 16, "rows": 128, "floor_us": 0.1,
+       "us": timing(fp8core=mine, sgl=4.0, torch=20.0), "wrong": {}} for mode, mine in (("permute", 3.0), ("unpermute", 5.0))),
     {"bench": "hf_experts", "mode": "eager", "m": 16, "errors": {}, "us": timing(bf16=617.0, loop=11244.0, fp8core=519.0)},
     {"case": "normalize fn to fnuz", "rows": 64, "cols": 64, "floor_us": 0.1, "us": timing(fp8core=1.0, copy=1.0)},
     {"case": "requantize, 3 shards", "rows": 64, "cols": 64, "floor_us": 0.1, "wrong": "differs"},
