@@ -24,7 +24,7 @@ def sample(tmp_path):
 
 
 def test_records_are_told_apart_and_the_later_one_counts(sample, tmp_path):
-    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 2, 2, 0, 4, 5, 1, 1, 2, 0, 0, 1, 2, 0, 0, 1, 4]
+    assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 2, 2, 0, 4, 5, 1, 1, 2, 0, 0, 1, 2, 2, 0, 0, 1, 4]
     path = written(tmp_path / "twice.jsonl", [quantized("token", 1, 4096, t, 1.0) for t in (3.0, 2.0)])
     assert [results.us(r, "fp8core") for r in results.read(path).quantize] == [2.0]
 

@@ -14,10 +14,12 @@ from fp8core.table import Kernel, Launch, Requirement, Table
 THREADS: Final = 256
 PLACES: Final = 1024
 """The most choices of which a block copies rows."""
-BLOCKS: Final = 2
-"""Blocks for each multiprocessor: of more, each would count the choices before its own for fewer rows."""
+BLOCKS: Final = 8
+"""Blocks for each multiprocessor: as many as run at a time."""
 CHUNK: Final = 2048
 """The most choices that blocks count by themselves. More are divided into chunks, which a launch before counts."""
+LEAST_CHOICES: Final = 32
+"""Choices of a block where there are chunks: with fewer, the counts that it adds would take more time than its rows."""
 MOST_CHUNKS: Final = 128
 """Chunks whose counts every block adds; with more choices, chunks are larger."""
 LEAST_EXPERTS: Final = 64
@@ -88,8 +90,10 @@ def division(p: MoePermute, tokens: int) -> Division:
     """Return the division of ``tokens`` tokens."""
     across, column_tiles = _layout(p)
     each, blocks = max(1, p.each), max(1, BLOCKS * p.target.multiprocessors // column_tiles)
-    block_tokens = min(round_up(max(1, ceil_div(tokens, blocks)), THREADS // across), max(1, PLACES // each))
-    if tokens * each <= CHUNK:
+    counted = tokens * each > CHUNK
+    least = max(ceil_div(tokens, blocks), ceil_div(LEAST_CHOICES, each) if counted else 1)
+    block_tokens = min(round_up(least, THREADS // across), max(1, PLACES // each))
+    if not counted:
         return Division(block_tokens, max(1, tokens), 1)
     chunk_tokens = round_up(max(ceil_div(CHUNK, each), ceil_div(tokens, MOST_CHUNKS)), block_tokens)
     return Division(block_tokens, chunk_tokens, ceil_div(tokens, chunk_tokens))
