@@ -64,8 +64,9 @@ DEVICE void find_groups(GroupTable<capacity>& table, const int* offs, int groups
 }
 
 // A block takes every grid_x()-th tile, as `PersistentTiles` does, group by group. Within a group `row_group` tiles of
-// rows come before the next columns. The blocks of a cluster have tiles of the same rows, side by side. Which of them is the first changes with every round of all blocks: the last rows of
-// a group are few and take less time, and always the same blocks would have them.
+// rows come before the next columns. Which of them is the first changes with every round of all blocks: the last rows
+// of a group are few and take less time, and always the same blocks would have them. A cluster takes tiles of the same
+// rows, side by side.
 template <int rows, int columns, int row_group, int capacity, int multiple = 1, int cluster = 1>
 struct GroupedTiles {
     GroupTable<capacity>& table;

@@ -23,6 +23,8 @@ ROWS, ROW_SCALE, OFFS, INVERSE = 3, 4, 5, 6
 """Indices among the operands of `moe_permute`."""
 MOST_ROWS: Final = 1 << 30
 """Rows are counted in 32 bits, with room for those that a kernel rounds up to."""
+MOST_GROUPS: Final = 1 << 21
+"""The scales of a block's rows, of which there are up to 1024, are counted in 32 bits."""
 RowsT_co = TypeVar("RowsT_co", covariant=True)
 IndexT_co = TypeVar("IndexT_co", covariant=True)
 
@@ -93,7 +95,7 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
         ScaleError: x is a `Quantized` by groups of several rows.
         LayoutError: the rows of x, or topk_ids, are not contiguous.
         DeviceError: the arrays are on several devices. All errors are raised before anything is launched.
-        UnsupportedProblemError: there are 2**30 choices or more, or on a GPU more than 1024 experts.
+        UnsupportedProblemError: there are 2**30 tokens or choices or more, or on a GPU more than 1024 experts.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -120,11 +122,15 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
 
 def _is_of_all(x: Quantized[Any, Any]) -> bool:
     """Return whether the scale of ``x`` is one number for all tokens, rather than for the only one."""
-    if x.group_shape == PER_TENSOR or scalar(x.scale) is not None:
+    if scalar(x.scale) is not None:
         return True
     shape, of_data = getattr(x.scale, "shape", None), getattr(x.data, "shape", None)
     if shape is None or of_data is None:  # no arrays, which the call refuses
         return False
+    if x.group_shape == PER_TENSOR:
+        if not scale_shapes.is_one_number(shape):
+            raise ShapeError(f"scale needs one number, as group_shape is {tuple(PER_TENSOR)}, got {tuple(shape)}")
+        return True
     return tuple(shape[:1]) != tuple(of_data[:1]) and scale_shapes.is_one_number(shape)
 
 
@@ -169,7 +175,9 @@ def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any,
     )
 
     def countable() -> MoePermute:
-        check_countable(topk_ids, choices, "elements")
+        check_countable(topk_ids, max(at.rows, choices), "rows and elements")
+        if scale is not None and scale_cols >= MOST_GROUPS:
+            raise UnsupportedProblemError(f"{scale.name} needs less than 2**21 groups of a row, got {scale_cols}")
         return problem
 
     def plan() -> Planned:
@@ -251,7 +259,7 @@ def moe_unpermute(
         DTypeError: the call does not take the dtype of an array.
         LayoutError: an array is not contiguous as above, or ``out`` overlaps another array.
         DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
-        UnsupportedProblemError: there are 2**30 choices or rows, or more.
+        UnsupportedProblemError: there are 2**30 tokens, choices or rows, or more.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -298,7 +306,7 @@ def _describe_unpermute(operands: Sequence[TensorSpec | None], options: tuple[An
 
     def countable() -> MoeUnpermute:
         check_countable(y, at.rows, "rows")
-        check_countable(inverse, tokens * each, "elements")
+        check_countable(inverse, max(tokens, tokens * each), "rows and elements")
         return problem
 
     def plan() -> Planned:

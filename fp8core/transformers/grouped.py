@@ -99,7 +99,8 @@ class GroupedExperts(nn.Module):
             top_k_weights: ``[tokens, k]``, the weights of these experts.
         """
         x, index, weights = hidden_states, top_k_index, top_k_weights
-        if _is_differentiated(x) or _is_differentiated(weights):
+        original: Any = self._original[0]
+        if any(map(_is_differentiated, (x, weights, *original.parameters()))):
             return self._with_gradients(x, index, weights)
         first: Any = self.first
         given: Any = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
@@ -107,10 +108,9 @@ class GroupedExperts(nn.Module):
             given = first.quantized(given)  # each token once
         rows, offs, inverse = moe_permute(given, index.contiguous(), self.num_experts)
         both, down = first(rows, offs), self.down
-        original: Any = self._original[0]
         kept = any_autocast() or both.dtype == down.compute_dtype  # the dtype of a result for codes
         if kept and not self._own_gate and len(self.layout.first) == 2 and type(original.act_fn) in SILU:
-            inner: Any = silu_and_mul_quant(both, round_intermediate=True, **down.quantization(len(both), offs))
+            inner: Any = silu_and_mul_quant(both, round_intermediate=True, **down.quantization(both.shape[0], offs))
         else:
             inner = self._activated(both)
         summed: Tensor = moe_unpermute(down(inner, offs), inverse, weights.contiguous(), out_dtype=x.dtype)

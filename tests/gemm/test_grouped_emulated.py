@@ -59,10 +59,18 @@ def test_each_group_has_the_product_with_its_own_weight(launch, name, tile):
         launch(Planned(CASES[name], partial(plan_grouped, tile=tile)), schedule)
 
 
-def test_tiles_of_two_slices(launch):
+@pytest.mark.parametrize("cluster", [1, 2])
+def test_tiles_of_two_slices(launch, cluster):
     for schedule in (SCHEDULES[0], Schedule("any", "sometime", 4)):
         case = GroupedProduct((10, 300, 300, 560), 600, mode="group-block")
-        launch(Planned(case, partial(plan_grouped, tile=Tile(256, 128))), schedule)
+        launch(Planned(case, partial(plan_grouped, tile=Tile(256, 128, cluster=cluster))), schedule)
+
+
+@pytest.mark.parametrize("columns", [192, 256])
+def test_wide_tiles_that_share_rows(launch, columns):
+    for schedule in (SCHEDULES[1], Schedule("any", "sometime", 4)):
+        case = GroupedProduct((5, 70, 70, 199), 200, n=2 * columns - 8, multiprocessors=5)
+        launch(Planned(case, partial(plan_grouped, tile=Tile(128, columns, cluster=2))), schedule)
 
 
 EVERYWHERE = [(CUDA, name) for name in CASES] + [

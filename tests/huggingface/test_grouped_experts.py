@@ -108,6 +108,15 @@ def test_gradients_are_those_of_the_loop(kind, layout, scheme, static):
         torch.testing.assert_close(one, other, rtol=0, atol=2e-3 * float(other.abs().max()))
 
 
+def test_gradients_reach_the_parameters_of_an_activation():
+    grads = []
+    for experts in (start := loop(), grouped(start)):
+        activation = experts._original[0].act_fn = nn.PReLU(init=0.1)
+        experts(*routed(9, hidden=HIDDEN)).sum().backward()
+        grads.append(activation.weight.grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("scheme", ["channel", "block"])
 @pytest.mark.parametrize("graded", [False, True], ids=["plain", "graded"])
 def test_choices_of_no_expert_are_left_out(graded, scheme):

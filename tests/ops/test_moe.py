@@ -273,14 +273,18 @@ def test_more_than_kernels_count_is_refused():
     x, ids = fp8core.ArraySpec((1 << 27, 8), "float32"), fp8core.ArraySpec((1 << 27, 8), "int32")
     y, few = fp8core.ArraySpec((1 << 30, 8), "float32"), fp8core.ArraySpec((4, 2), "int32")
     for words, function, arguments in (
-        ("topk_ids needs less than 2**30 elements, got shape (134217728, 8)", fp8core.moe_permute, (x, ids, 4)),
-        ("inverse needs less than 2**30 elements, got shape (134217728, 8)", fp8core.moe_unpermute, (x, ids)),
+        (
+            "topk_ids needs less than 2**30 rows and elements, got shape (134217728, 8)",
+            fp8core.moe_permute,
+            (x, ids, 4),
+        ),
+        ("inverse needs less than 2**30 rows and elements, got shape (134217728, 8)", fp8core.moe_unpermute, (x, ids)),
         ("y needs less than 2**30 rows, got shape (1073741824, 8)", fp8core.moe_unpermute, (y, few)),
     ):
         with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
             fp8core.explain(function, *arguments, target="sm_90")
     rows = np.broadcast_to(X[0], (1 << 27, 8))
-    with pytest.raises(UnsupportedProblemError, match=re.escape("topk_ids needs less than 2**30 elements")):
+    with pytest.raises(UnsupportedProblemError, match=re.escape("topk_ids needs less than 2**30 rows and elements")):
         fp8core.moe_permute(rows, np.empty(rows.shape, np.int32), 4)  # memory that is never touched
 
 
