@@ -4,8 +4,9 @@
 
 Each token is routed to random experts, all equally likely. "permute" sorts the choices and copies the FP8 rows of the
 tokens, with 1x128 scales; SGLang's `prepare_moe_input` and two `shuffle_rows` do that in several launches, without
-an order of the rows of an expert. "unpermute" is the weighted sum of the experts' bfloat16 results for each token. The
-floor reads what is needed once and writes the result. Results are checked before they are timed.
+an order of the rows of an expert. "unpermute" is the weighted sum of the experts' bfloat16 results for each token, with
+float32 weights; SGLang's kernel takes them in bfloat16. The floor reads what is needed once and writes the result.
+Results are checked before they are timed.
 """
 
 import argparse
@@ -165,8 +166,10 @@ def sglang(ops: Any, case: Case, o: Operands) -> Variant:
     out = torch.empty(tokens, model.hidden, dtype=o.y.dtype, device="cuda")
     order = o.ids.flatten().argsort(stable=True).argsort(stable=True).int()
 
+    weights = o.weights.to(o.y.dtype)
+
     def unpermute() -> torch.Tensor:
-        ops.apply_shuffle_mul_sum(o.y, out, order, o.weights)
+        ops.apply_shuffle_mul_sum(o.y, out, order, weights)
         return out
 
     return Variant(unpermute, torch.Tensor.float)

@@ -160,14 +160,14 @@ def grouped_mm(target: Target) -> Iterator[GroupedMm]:
     """Yield grouped products: few and many rows of a group, every pair of scales, aligned and not."""
     e4m3 = native(target)
     for modes, strides in SCALES.items() if target.arch in THOROUGH else list(SCALES.items())[1:4:2]:
-        for groups, m in ((8, 64), (256, 1024), (8, 8192)):
+        for groups, m, k in ((8, 64, 4096), (256, 1024, 4096), (8, 8192, 8192)):
             for out, bias in (("bfloat16", ""), ("float32", "bfloat16")):
                 one = ScaledMm(
-                    *(target, m, 2048, 4096, e4m3, e4m3, out, *modes, *strides),
+                    *(target, m, 2048, k, e4m3, e4m3, out, *modes, *strides),
                     *(bias if out == "bfloat16" or not bias else "float32", False, False, True, False),
-                    *(4096, 4096, 2048, 16),
+                    *(k, k, 2048, 16),
                 )
-                yield GroupedMm(groups, one, 2048 * 4096, 2048, 2048 if bias else 0)
+                yield GroupedMm(groups, one, 2048 * k, 2048, 2048 if bias else 0)
         odd = ScaledMm(
             *(target, 300, 515, 333, e4m3, e4m3, "float16", *modes, *strides),
             *("float16", False, False, False, False, 333, 333, 515, 1),
