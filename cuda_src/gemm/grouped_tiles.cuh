@@ -88,10 +88,10 @@ struct GroupedTiles {
     // Called by one warp, before all others.
     DEVICE void find() const { find_groups<rows, multiple>(table, offs, groups, m, column_tiles); }
     DEVICE bool more() const { return at < table.first_tile[capacity]; }
-    DEVICE static int step() { return (int)grid_x() / cluster; }
-    DEVICE void next() { at += step(); }
+    DEVICE static int clusters() { return (int)grid_x() / cluster; }
+    DEVICE void next() { at += clusters(); }
     // How many tiles this block has left.
-    DEVICE int count() const { return (table.first_tile[capacity] - at + step() - 1) / step(); }
+    DEVICE int count() const { return (table.first_tile[capacity] - at + clusters() - 1) / clusters(); }
     // This block's rank in its cluster.
     DEVICE static int rank() { return (int)block_x() % cluster; }
     DEVICE GroupTile origin() const {
@@ -105,7 +105,7 @@ struct GroupedTiles {
         const int first = place / (row_group * column_tiles) * row_group;
         // After the last tile there is a next one, too, which nobody makes: without rows.
         const int height = max_int(1, min_int(row_group, row_tiles - first)), within = place - first * column_tiles;
-        const int row = within % height, round = (at - row) / step();
+        const int row = within % height, round = (at - row) / clusters();
         const int column = (within / height * cluster + rank()) * columns;
         return {{first_row + (first + (row + round) % height) * rows, column}, start, end, group};
     }
