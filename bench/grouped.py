@@ -8,7 +8,7 @@ multiples of 128 rows ("contiguous"), or as many rows for each expert ("masked")
 """
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate, product
 from pathlib import Path
@@ -30,6 +30,8 @@ FP8: Final = baselines.FP8
 WRONG: Final = 5e-3
 SWAPPED_ROWS: Final = 64
 """Up to so many rows vLLM's kernel takes sizes with m and n exchanged."""
+Way = Callable[[], tuple[Callable[[], object], float]]
+"""Tries a way to make a result: returns the function to time, and the relative error of what it has made."""
 
 
 class Model(NamedTuple):
@@ -243,24 +245,40 @@ def measure(case: Case, loaded: baselines.Loaded, deep_gemm: Any, all_tiles: boo
     record = {**key(case), "rows": len(o.a), "used": sum(count > 0 for count in o.counts), "floor_us": floor}
     if not len(o.a):
         return {**record, "us": {}, "wrong": {}}
+    variants = tiles(o) if all_tiles else others(case, o, loaded, deep_gemm)
+
+    def tried(variant: Variant) -> tuple[Callable[[], object], float]:
+        o.out.fill_(float("nan"))
+        return variant.run, error(case, o, variant.rows(variant.run()))
+
+    ways = [(name, partial(tried, variant)) for name, variant in [("fp8core", ours(o)), *variants]]
+    return {**record, **timed(ways, WRONG, least=4 if floor > 300 else 16)}
+
+
+def timed(ways: Iterable[tuple[str, Way]], most: float, least: int) -> dict[str, Any]:
+    """Return the fields "us" and "wrong" of a record: the time of each way, or why it has none.
+
+    Args:
+        ways: the names, and functions that return what to time and the relative error of its result.
+        most: the largest error of a right result.
+        least: as for `timing.compare`.
+    """
     calls: dict[str, list[Callable[[], object]]] = {}
     wrong: dict[str, str] = {}
-    variants = tiles(o) if all_tiles else others(case, o, loaded, deep_gemm)
-    for name, variant in [("fp8core", ours(o)), *variants]:
-        o.out.fill_(float("nan"))
+    for name, way in ways:
         try:
-            off = error(case, o, variant.rows(variant.run()))
+            run, off = way()
             torch.cuda.synchronize()
         except (RuntimeError, AttributeError, TypeError, ValueError) as fault:
             wrong[name] = f"{type(fault).__name__}: {str(fault)[:900]}"
             continue
-        if off <= WRONG:
-            calls[name] = [variant.run]
+        if off <= most:
+            calls[name] = [run]
         else:
             wrong[name] = f"relative error {off:.1e}"
     timing.rest()
-    times = timing.compare(calls, replays=9, least=4 if floor > 300 else 16)
-    return {**record, "us": timing.fields(times), "wrong": wrong}
+    times = timing.compare(calls, replays=9, least=least)
+    return {"us": timing.fields(times), "wrong": wrong}
 
 
 def main() -> None:

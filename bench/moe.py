@@ -21,8 +21,8 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, log, timing
-from bench.labels import MOE
+from bench import baselines, grouped, log
+from bench.labels import MOE, OPERATIONS
 from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core import GROUP_128, Quantized
@@ -42,13 +42,10 @@ class Model(NamedTuple):
 
 
 MODELS: Final = {
-    "Mixtral-8x7B": Model(8, 2, 4096),
-    "Qwen3-30B": Model(128, 8, 2048),
-    "Qwen3-235B": Model(128, 8, 4096),
-    "DeepSeek-V3": Model(256, 8, 7168),
+    name.removesuffix("/8"): Model(model.experts * model.share, model.each, model.shapes[0][1])
+    for name, model in grouped.MODELS.items()
 }
-TOKENS: Final = (1, 16, 128, 1024, 4096)
-OPERATIONS: Final = ("permute", "unpermute")
+"""Those of `bench.grouped`, whole."""
 
 
 class Case(NamedTuple):
@@ -95,6 +92,11 @@ def roofline(case: Case, o: Operands) -> Roofline:
     if case.mode == "permute":
         row = o.x.shape[1] + 4 * (o.x.shape[1] // BLOCK)
     return Roofline(tokens * (1 + each) * row, 0)
+
+
+def places(o: Operands) -> torch.Tensor:
+    """Return the row of each choice if rows are sorted by expert, equal ones in their order."""
+    return o.ids.flatten().argsort(stable=True).argsort(stable=True)
 
 
 def dequantized(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -164,7 +166,7 @@ def sglang(ops: Any, case: Case, o: Operands) -> Variant:
     if case.mode == "permute":
         return Variant(permute, summed)
     out = torch.empty(tokens, model.hidden, dtype=o.y.dtype, device="cuda")
-    order = o.ids.flatten().argsort(stable=True).argsort(stable=True).int()
+    order = places(o).int()
 
     weights = o.weights.to(o.y.dtype)
 
@@ -180,8 +182,7 @@ def want(case: Case, o: Operands) -> torch.Tensor:
     tokens, each = o.ids.shape
     if case.mode == "permute":
         return dequantized(*o.q) * each
-    order = o.ids.flatten().argsort(stable=True).argsort(stable=True)
-    return (o.y[order].view(tokens, each, -1).double() * o.weights[..., None]).sum(1).float()
+    return (o.y[places(o)].view(tokens, each, -1).double() * o.weights[..., None]).sum(1).float()
 
 
 def variants(case: Case, o: Operands, loaded: baselines.Loaded) -> Iterator[tuple[str, Callable[[], Variant]]]:
@@ -201,23 +202,13 @@ def measure(case: Case, loaded: baselines.Loaded) -> dict[str, Any]:
     """Return one record: the case, its floor, and each way's time or error."""
     o = operands(case)
     floor, right = roofline(case, o).floor(), want(case, o)
-    calls: dict[str, list[Callable[[], object]]] = {}
-    wrong: dict[str, str] = {}
-    for name, make in variants(case, o, loaded):
-        try:
-            variant = make()
-            off = float((variant.summed(variant.run()) - right).norm() / right.norm())
-            torch.cuda.synchronize()
-        except (RuntimeError, AttributeError, TypeError, ValueError) as fault:
-            wrong[name] = f"{type(fault).__name__}: {str(fault)[:900]}"
-            continue
-        if off <= FAR:
-            calls[name] = [variant.run]
-        else:
-            wrong[name] = f"relative error {off:.1e}"
-    timing.rest()
-    times = timing.compare(calls, replays=9, least=16)
-    return {**key(case), "rows": o.ids.numel(), "floor_us": floor, "us": timing.fields(times), "wrong": wrong}
+
+    def tried(make: Callable[[], Variant]) -> tuple[Callable[[], object], float]:
+        variant = make()
+        return variant.run, float((variant.summed(variant.run()) - right).norm() / right.norm())
+
+    ways = [(name, partial(tried, make)) for name, make in variants(case, o, loaded)]
+    return {**key(case), "rows": o.ids.numel(), "floor_us": floor, **grouped.timed(ways, FAR, least=16)}
 
 
 def main() -> None:
@@ -226,7 +217,7 @@ def main() -> None:
     parser.add_argument("--baselines", type=Path, help="a folder with SGLang's library")
     log.options(parser)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(grouped.TOKENS))
     chosen = parser.parse_args()
     require_gpu(parser)
     loaded = baselines.load(chosen.baselines)
