@@ -175,13 +175,21 @@ DEVICE void make_tile(TileOrigin origin, const byte* a, long long lda, const byt
 
     const Epilogue<FP8_OUT, FP8_BIAS> finish(bias, out_scale);
     const Ending<FP8_OUT, FP8_ACTIVATION, FP8_ACCUMULATES> end = {beta};
+    // Loaded before the first result is stored: the compiler moves no load before a store.
+    float scales_a[WARP_ROWS][SUMS], scales_b[WARP_COLS][SUMS];
+#pragma unroll
+    for (int e = 0; e < SUMS; ++e) {
+#pragma unroll
+        for (int i = 0; i < WARP_ROWS; ++i) scales_a[i][e] = BLOCKED ? 1.0f : scale_a[row_of(i, e) * scale_a_row];
+#pragma unroll
+        for (int j = 0; j < WARP_COLS; ++j) scales_b[j][e] = BLOCKED ? 1.0f : scale_b[col_of(j, e) * scale_b_row];
+    }
     float largest = 0.0f;
     for_each_sum([&](int i, int j, int e) {
         const int row = row0 + i * MMA_SIDE + sum_row(e), col = col0 + j * MMA_SIDE + sum_column(e);
         if (row >= m || col >= n) return;
-        const float scale_of_a = BLOCKED ? 1.0f : scale_a[row * scale_a_row];
-        const float scale_of_b = BLOCKED ? 1.0f : scale_b[col * scale_b_row];
-        const float value = end.of(finish.value(acc[i][j].of[e], scale_of_a, scale_of_b, col), out, row * ldo + col);
+        const float sum = finish.value(acc[i][j].of[e], scales_a[i][e], scales_b[j][e], col);
+        const float value = end.of(sum, out, row * ldo + col);
         finish.store(out, row * ldo + col, value);
         if (AMAX) largest = maximum(largest, magnitude(value));
     });

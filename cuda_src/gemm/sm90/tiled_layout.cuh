@@ -64,10 +64,9 @@ struct TiledLayout : Config {
     static constexpr int vector_threads = 64;
     // Arrivals at a k-block's full barrier: of the threads that load the operands, and of those that load its scales.
     static constexpr int full_arrivals = 2 + (!along_k ? 0 : Config::scale_tiles ? 1 : vector_threads);
-    // The vectors of a tile, if it has any: scales of its rows, scales of its channels, and the bias.
-    static constexpr bool has_vectors = !along_k || Config::bias_type >= 0;
-    static constexpr int vectors = has_vectors ? (along_k ? 0 : rows + Config::columns) + Config::columns : 1;
+    // The vectors of a tile: scales of its rows, scales of its channels, and the bias.
     static constexpr int channel_scales_at = rows, bias_at = along_k ? 0 : rows + Config::columns;
+    static constexpr int vectors = bias_at + (Config::bias_type >= 0 ? Config::columns : along_k ? 1 : 0);
     // Registers of a thread: together as many as a multiprocessor has. Loading scales one by one, or those of a part of
     // k, takes more than 40.
     static constexpr bool loads_more = along_k && (!Config::scale_tiles || Config::split_k > 1);
@@ -237,27 +236,49 @@ struct WeightScales {
     }
 };
 
-// Called by vector_threads threads: loads a tile's vectors, by ordinary loads, once those of two tiles before are used.
+// The elements of a vector that one of `threads` threads loads.
+template <int length, int threads>
+struct VectorPart {
+    static constexpr int count = (length + threads - 1) / threads;
+    float values[count];
+
+    DEVICE static bool has(int place) { return length % threads == 0 || place < length; }
+    template <class Get>
+    DEVICE void load(int thread, const Get& get) {
+#pragma unroll
+        for (int i = 0; i < count; ++i)
+            if (has(i * threads + thread)) values[i] = get(i * threads + thread);
+    }
+    DEVICE void store(float* to, int thread) const {
+#pragma unroll
+        for (int i = 0; i < count; ++i)
+            if (has(i * threads + thread)) to[i * threads + thread] = values[i];
+    }
+};
+
+// Called by vector_threads threads: loads a tile's vectors, by ordinary loads, and stores them once those of two tiles
+// before are used. All loads are in flight at a time: one after the other, they took longer than tiles of a short k.
 template <class C>
 DEVICE void load_vectors(float (&vectors)[2][C::vectors], typename C::Origin (&origins)[2],
                          const PipelineBarriers<2>& pipeline, const Ring<2>& at, const ScaleGrid& of_a,
                          const ScaleGrid& of_b, const Epilogue<C::out_type, C::bias_type>& epilogue,
                          typename C::Origin origin, int m, int n, int thread) {
+    [[maybe_unused]] VectorPart<C::rows, C::vector_threads> of_rows;
+    [[maybe_unused]] VectorPart<C::columns, C::vector_threads> of_channels, bias;
+    if constexpr (!C::along_k) {
+        of_rows.load(thread, [&](int i) { return of_a.scales[min(origin.row + i, m - 1) * of_a.row]; });
+        of_channels.load(thread, [&](int i) { return of_b.scales[min(origin.column + i, n - 1) * of_b.row]; });
+    }
+    if constexpr (C::bias_type >= 0)
+        bias.load(thread, [&](int i) { return epilogue.bias_of(min(origin.column + i, n - 1)); });
     pipeline.wait_empty(at);
     float* const to = vectors[at.stage];
     if (thread == 0) origins[at.stage] = origin;
-#pragma unroll
-    for (int i = 0; C::has_vectors && i < C::vectors; i += C::vector_threads) {
-        const int place = i + thread;
-        if (place >= C::vectors) break;
-        if (place >= C::bias_at) {
-            to[place] = epilogue.bias_of(min(origin.column + place - C::bias_at, n - 1));
-        } else if (place >= C::rows) {
-            to[place] = of_b.scales[min(origin.column + place - C::rows, n - 1) * of_b.row];
-        } else {
-            to[place] = of_a.scales[min(origin.row + place, m - 1) * of_a.row];
-        }
+    if constexpr (!C::along_k) {
+        of_rows.store(to, thread);
+        of_channels.store(to + C::channel_scales_at, thread);
     }
+    if constexpr (C::bias_type >= 0) bias.store(to + C::bias_at, thread);
     barrier_arrive(pipeline.full(at));
 }
 

@@ -42,7 +42,7 @@ class GroupedArgs(NamedTuple):
 
 HALF: Final = 0.5
 """Tiles of a group, on average, beyond those that its rows fill."""
-ALONE: Final = 1.2
+ALONE: Final = 1.3
 """Factor on the time of tiles of one consumer warpgroup, which multiplies and stores by turns: of 1.0 to 1.5 the one by
 which the chosen tiles were the fastest on an H200 (``python -m bench.grouped --tiles``)."""
 

@@ -71,7 +71,7 @@ class Layout(NamedTuple):
         along_k = scales in ("block", "group")
         piece = staged_piece(tile, ITEMSIZE[problem.out])
         words = tile.rows + (tile.columns if scales == "group" else 32) if along_k else 1
-        vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if not along_k or problem.bias else 1)
+        vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if problem.bias else int(along_k))
         left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224 - 4 * tile.received - table_bytes
         pieces = tile.m_slices * row_bytes // piece
         stores_wait = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
