@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE, counts_bytes
+from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE, counts_bytes, unpermute
 from fp8core.problem import MoePermute, MoeUnpermute
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
@@ -71,7 +71,9 @@ def test_permute(emulator, target, tokens, each, experts, row_bytes, gap, scale_
     ],
     ids=str,
 )
-def test_unpermute(emulator, target, tokens, each, cols, gap, y, weights, out):
+@pytest.mark.parametrize("at_once", [unpermute.BLOCKS_AT_ONCE, 0], ids=["few blocks", "many blocks"])
+def test_unpermute(emulator, monkeypatch, at_once, target, tokens, each, cols, gap, y, weights, out):
+    monkeypatch.setattr(unpermute, "BLOCKS_AT_ONCE", at_once)
     rows = tokens * each
     given = fresh((rows, cols), y)
     places = placed(choices(tokens, each, 20, outside=True), 20)[1]

@@ -8,12 +8,19 @@ from fp8core.kernels.requirements import COLUMNS_IN_32_BITS, ON_A_GPU, ON_THE_HO
 from fp8core.problem import ITEMSIZE, MoeUnpermute
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.runtime.launches import Launcher
 from fp8core.runtime.plans import MoeUnpermuteNumbers, Plan, arguments, nothing
 from fp8core.table import Kernel, Launch, Table
 
-THREADS: Final = 256
+MANY_CHOICES: Final = 5
+"""From so many choices of a token on, blocks have 128 threads, of which more run at a time. With fewer, blocks of 256
+need not be started as often (experiments/2026-11-routing)."""
 MOST_AT_ONCE: Final = 8
-"""Rows that a thread has loaded before it adds the first."""
+"""Rows that a thread has loaded before it adds the first, if all blocks run at a time."""
+FEWER_AT_ONCE: Final = 4
+"""The same for more blocks, of which more run at a time if their threads have fewer registers."""
+BLOCKS_AT_ONCE: Final = 7
+"""Blocks of a multiprocessor that run at a time with `MOST_AT_ONCE`."""
 
 
 class UnpermuteArgs(NamedTuple):
@@ -34,30 +41,35 @@ class UnpermuteArgs(NamedTuple):
 
 def plan_moe_unpermute(p: MoeUnpermute) -> Plan[MoeUnpermuteNumbers]:
     """Return the plan of `MOE_UNPERMUTE`."""
-    vector = max(1, p.alignment // ITEMSIZE[p.y])
-    across = threads_across(ceil_div(p.cols, vector), THREADS)
+    vector, threads = max(1, p.alignment // ITEMSIZE[p.y]), 128 if p.each >= MANY_CHOICES else 256
+    across = threads_across(ceil_div(p.cols, vector), threads)
     column_tiles = max(1, ceil_div(p.cols, across * vector))
-    launcher = jit.prepare(
-        p.target,
-        "moe/unpermute",
-        "unpermute",
-        {
-            "FP8_Y": TYPE[p.y],
-            "FP8_WEIGHTS": TYPE[p.weights] if p.weights else -1,
-            "FP8_OUT": TYPE[p.out],
-            "FP8_VECTOR": vector,
-            "FP8_AT_ONCE": min(MOST_AT_ONCE, power_of_two(max(1, p.each))),
-            "FP8_ACROSS": across,
-            "FP8_THREADS": THREADS,
-        },
-        UnpermuteArgs,
-        block=THREADS,
-        programmatic=True,
-    )
+
+    def loading(at_once: int) -> Launcher:
+        return jit.prepare(
+            p.target,
+            "moe/unpermute",
+            "unpermute",
+            {
+                "FP8_Y": TYPE[p.y],
+                "FP8_WEIGHTS": TYPE[p.weights] if p.weights else -1,
+                "FP8_OUT": TYPE[p.out],
+                "FP8_VECTOR": vector,
+                "FP8_AT_ONCE": min(at_once, power_of_two(max(1, p.each))),
+                "FP8_ACROSS": across,
+                "FP8_THREADS": threads,
+            },
+            UnpermuteArgs,
+            block=threads,
+            programmatic=True,
+        )
+
+    few, many = loading(MOST_AT_ONCE), loading(FEWER_AT_ONCE)
 
     def bind(numbers: MoeUnpermuteNumbers) -> Launch:
-        blocks = column_tiles * ceil_div(numbers.tokens, THREADS // across)
+        blocks = column_tiles * ceil_div(numbers.tokens, threads // across)
         given = arguments(UnpermuteArgs, numbers, each=p.each, cols=p.cols, column_tiles=column_tiles)
+        launcher = few if blocks <= BLOCKS_AT_ONCE * p.target.multiprocessors else many
         return launcher.bind_args((blocks, 1, 1), given) if blocks else nothing
 
     return Plan(MoeUnpermuteNumbers, bind)
