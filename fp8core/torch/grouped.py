@@ -7,6 +7,7 @@ from torch import Tensor, is_grad_enabled, nn
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core import checks
+from fp8core.core.grouped import check_offsets
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.ops import Quantized, dequantize, grouped_scaled_mm_nt, quantize
@@ -146,12 +147,13 @@ class GroupedLinear(Frozen):
 
     def quantization(self, rows: int, offs: Tensor | None) -> dict[str, Any]:
         """Return the keywords with which functions of fp8core quantize ``rows`` rows for `forward`."""
-        if self.input_scale is None:
+        if self.input_scale is None or not self.groups:
             # Exports are for any number of rows.
             by_columns = self.group_shape == GROUP_128 and (exporting() or rows > ALIGNED_ROWS)
             return {"group_shape": self.group_shape, "scale_layout": "mn" if by_columns else "k"}
-        if offs is None:
-            raise DTypeError("offs needs a tensor, as each group has an input scale, got None")
+        if not isinstance(offs, Tensor):
+            raise DTypeError(f"offs needs a tensor, as each group has an input scale, got {type(offs).__name__}")
+        check_offsets(str(offs.dtype).removeprefix("torch."), tuple(offs.shape), self.groups)
         numbers = torch.arange(rows, dtype=torch.int32, device=offs.device)
         ends = offs.cummax(0).values  # an end before an earlier one is that of a group without rows
         group = torch.searchsorted(ends, numbers, right=True).clamp(max=self.groups - 1)

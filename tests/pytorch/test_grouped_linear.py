@@ -207,8 +207,6 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
         (lambda: GroupedLinear(2, 32, 32, weight_dtype="int8"), DTypeError, "weight_dtype needs"),
         (lambda: GroupedLinear.from_weight(torch.ones(4, 4)), ShapeError, r"weight needs three axes \[groups, n, k\]"),
         (lambda: made()[0](rows()[None], ENDS), ShapeError, r"a needs two axes \[rows, k\]"),
-        (lambda: made()[0](rows(), ENDS.long()), DTypeError, "offs needs int32, got int64"),
-        (lambda: made()[0](rows(), ENDS[1:]), ShapeError, "offs needs shape"),
         (lambda: made()[0](rows().to(torch.float8_e4m3fn), ENDS), DTypeError, "without its scale"),
         (lambda: made()[0](rows().tolist(), ENDS), DTypeError, "input needs a torch.Tensor or a Quantized, got list"),
         (lambda: made(static=True)[0].quantized(rows()), DTypeError, "offs needs a tensor, as each group has an input"),
@@ -219,3 +217,27 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
 def test_what_is_refused(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+@pytest.mark.parametrize(("scheme", "static"), KINDS)
+@pytest.mark.parametrize(
+    ("offs", "error", "match"),
+    [
+        (ENDS.long(), DTypeError, "offs needs int32, got int64"),
+        (ENDS.to(torch.uint16), DTypeError, "offs needs .*int32, got .*uint16"),
+        (ENDS.tolist(), DTypeError, "offs needs .*, got .*list"),
+        (None, DTypeError, "offs needs .*, got None"),
+        (ENDS[0], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(\)"),
+        (ENDS[None], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(1, 4\)"),
+        (ENDS[1:], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(3,\)"),
+        (ENDS.repeat_interleave(2)[::2], LayoutError, r"offs needs contiguous memory, got shape \(4,\)"),
+    ],
+)
+def test_ends_that_are_refused(scheme, static, offs, error, match):
+    with pytest.raises(error, match=match):
+        made(scheme, static)[0](rows(), offs)
+
+
+@pytest.mark.parametrize(("scheme", "static"), KINDS)
+def test_rows_without_groups_are_not_computed(scheme, static):
+    assert GroupedLinear(0, K, N, scheme=scheme, static=static)(rows(), ENDS[:0]).shape == (12, N)
