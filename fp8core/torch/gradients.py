@@ -114,6 +114,11 @@ class GroupedStraightThrough(torch.autograd.Function):
         return of_x, None, None
 
 
+def any_derivatives() -> bool:
+    """Return whether derivatives of either mode may be wanted of anything."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
+
+
 def has_tangent(x: object) -> bool:
     """Return whether x has a tangent of forward-mode derivatives, which a product without `jvp` would lose."""
     if forward_ad._current_level < 0 or not isinstance(x, Tensor):

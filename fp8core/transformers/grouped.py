@@ -10,7 +10,7 @@ from transformers.activations import SiLUActivation
 from fp8core.ops import moe_permute, moe_unpermute, silu_and_mul_quant
 from fp8core.torch import GroupedLinear, Linear
 from fp8core.torch.aligned import is_read_by_rows
-from fp8core.torch.gradients import has_tangent
+from fp8core.torch.gradients import any_derivatives, has_tangent
 from fp8core.torch.input_dtypes import any_autocast
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
 from fp8core.transformers.stacks import Part, load_together, parts_of, save_apart, stacked
@@ -100,7 +100,7 @@ class GroupedExperts(nn.Module):
         """
         x, index, weights = hidden_states, top_k_index, top_k_weights
         original: Any = self._original[0]
-        if any(map(_is_differentiated, (x, weights, *original.parameters()))):
+        if any_derivatives() and any(map(_is_differentiated, (x, weights, *original.parameters()))):
             return self._with_gradients(x, index, weights)
         first: Any = self.first
         given: Any = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()

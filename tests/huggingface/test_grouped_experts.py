@@ -117,6 +117,13 @@ def test_gradients_reach_the_parameters_of_an_activation():
     torch.testing.assert_close(grads[1], grads[0], rtol=0.05, atol=0.05)
 
 
+def test_parameters_are_not_looked_at_without_derivatives(monkeypatch):
+    ours = grouped(loop())
+    monkeypatch.setattr(ours._original[0], "parameters", None)
+    with torch.no_grad():
+        assert ours(*routed(9, hidden=HIDDEN)).shape == (9, HIDDEN)
+
+
 @pytest.mark.parametrize("scheme", ["channel", "block"])
 @pytest.mark.parametrize("graded", [False, True], ids=["plain", "graded"])
 def test_choices_of_no_expert_are_left_out(graded, scheme):
