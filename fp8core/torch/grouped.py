@@ -141,6 +141,7 @@ class GroupedLinear(Frozen):
 
         Without static scales ``offs`` is not needed, and rows may still be unsorted (`fp8core.moe_permute`).
         """
+        refuse_codes(x)
         x = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
         made: Any = quantize(x, **self.quantization(x.shape[0], offs))
         return made  # type: ignore[no-any-return]
@@ -159,14 +160,15 @@ class GroupedLinear(Frozen):
         group = torch.searchsorted(ends, numbers, right=True).clamp(max=self.groups - 1)
         return {"group_shape": PER_TOKEN, "scale": self.input_scale[group, None]}
 
-    def forward(self, input: Any, offs: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear calls it
+    def forward(self, input: Any, offs: Tensor, out_dtype: Any = None) -> Tensor:  # noqa: A002 - as nn.Linear calls it
         """Return ``input[begin:end] @ weight[i].T`` for the rows of each group i, ``[rows, n]``.
 
         Args:
-            input: ``[rows, k]`` of float32, float16 or bfloat16, or a `Quantized` as `quantized` returns it, whose
-                result has the dtype `compute_dtype`, or autocast's.
+            input: ``[rows, k]`` of float32, float16 or bfloat16, or a `Quantized` as `quantized` returns it.
             offs: int32 ``[groups]``: where each group ends, as for `fp8core.grouped_scaled_mm_nt`. Rows after the last
                 end are not computed, and undefined in the result.
+            out_dtype: float32, float16 or bfloat16; None for that of the input, or for a `Quantized` `compute_dtype`
+                or autocast's.
 
         Raises:
             LayoutError: the input has a tangent of `torch.autograd.forward_ad`.
@@ -176,13 +178,12 @@ class GroupedLinear(Frozen):
         if has_tangent(input):
             raise LayoutError("input needs to be without a tangent of forward-mode derivatives, got one")
         if is_grad_enabled() and isinstance(input, Tensor) and input.requires_grad:
-            made: Tensor = GroupedStraightThrough.apply(input, offs, self)  # type: ignore[no-untyped-call]
+            made: Tensor = GroupedStraightThrough.apply(input, offs, self, out_dtype)  # type: ignore[no-untyped-call]
             return made
-        return self._product(input, offs)
+        return self._product(input, offs, out_dtype)
 
-    def _product(self, x: Any, offs: Tensor) -> Tensor:
+    def _product(self, x: Any, offs: Tensor, out_dtype: Any) -> Tensor:
         """Return the result of `forward`, without gradients."""
-        refuse_codes(x)
         refuse_gaps_in_exports(self.weight)
         if isinstance(x, Quantized):
             q, dtype = x, result_of_codes(x, self.compute_dtype)
@@ -194,7 +195,7 @@ class GroupedLinear(Frozen):
             q,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
             offs=offs,
-            out_dtype=dtype,
+            out_dtype=dtype if out_dtype is None else out_dtype,
             use_fast_accum=self.use_fast_accum,
         )
         return made

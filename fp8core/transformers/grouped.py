@@ -11,7 +11,7 @@ from fp8core.ops import moe_permute, moe_unpermute, silu_and_mul_quant
 from fp8core.torch import GroupedLinear, Linear
 from fp8core.torch.aligned import is_read_by_rows
 from fp8core.torch.gradients import any_derivatives, has_tangent
-from fp8core.torch.input_dtypes import any_autocast
+from fp8core.torch.input_dtypes import any_autocast, as_autocast
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
 from fp8core.transformers.stacks import Part, load_together, parts_of, save_apart, stacked
 
@@ -103,11 +103,12 @@ class GroupedExperts(nn.Module):
         if any_derivatives() and any(map(_is_differentiated, (x, weights, *original.parameters()))):
             return self._with_gradients(x, index, weights)
         first: Any = self.first
-        given: Any = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
-        if not any_autocast() and x.dtype == first.compute_dtype and first.input_scale is None:
+        given: Any = as_autocast(x if is_read_by_rows(x.shape, x.stride()) else x.contiguous())
+        dtype = given.dtype
+        if first.input_scale is None:
             given = first.quantized(given)  # each token once
         rows, offs, inverse = moe_permute(given, index.contiguous(), self.num_experts)
-        both, down = first(rows, offs), self.down
+        both, down = first(rows, offs, dtype), self.down
         kept = any_autocast() or both.dtype == down.compute_dtype  # the dtype of a result for codes
         if kept and not self._own_gate and len(self.layout.first) == 2 and type(original.act_fn) in SILU:
             inner: Any = silu_and_mul_quant(both, round_intermediate=True, **down.quantization(both.shape[0], offs))

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402 - after the skips
 
+import fp8core  # noqa: E402
 from fp8core.errors import DeviceError, LayoutError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Experts, GroupedExperts, group_experts_, split_experts_  # noqa: E402
@@ -179,6 +180,39 @@ def test_choices_and_weights_of_other_layouts_and_dtypes(dtype, graded):
             assert torch.equal(ours(x, choices, shares), wanted)
     turned = x.detach().T.contiguous().T.requires_grad_(graded)
     assert torch.equal(ours(turned, index, weights), wanted)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)],
+)
+@pytest.mark.parametrize(("kind", "layout", "scheme", "static"), CASES)
+def test_tokens_are_cast_and_quantized_before_they_become_rows(
+    kind, layout, scheme, static, dtype, autocast, monkeypatch
+):
+    """With the bits of rows that are cast and quantized one by one."""
+    ours, given = grouped(loop(kind, layout, scheme, static).half()), []
+    x, index, weights = routed(9, most=COUNT + 1, hidden=HIDDEN)
+    x = x.to(dtype)
+
+    def recorded(x, *rest):
+        given.append(x)
+        return fp8core.moe_permute(x, *rest)
+
+    monkeypatch.setattr("fp8core.transformers.grouped.moe_permute", recorded)
+    with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
+        rows, offs, inverse = fp8core.moe_permute(x, index.contiguous(), COUNT)
+        # What activations compute in float32 differs in its last bits from the fused function's.
+        fuses = kind is Usual and autocast is not None
+        both = ours.first(rows, offs)
+        inner = (
+            fp8core.silu_and_mul_quant(both, round_intermediate=True, **ours.down.quantization(len(both), offs))
+            if fuses
+            else ours._activated(both)
+        )
+        wanted = fp8core.moe_unpermute(ours.down(inner, offs), inverse, weights, out_dtype=dtype)
+        assert torch.equal(ours(x, index, weights), wanted)
+    assert given[0].dtype == (autocast or dtype) if static else isinstance(given[0], fp8core.Quantized)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

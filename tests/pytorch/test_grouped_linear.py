@@ -78,6 +78,20 @@ def test_gradients_are_those_of_the_layers(scheme, static):
     assert not results[0][ENDS[-1] :].any()
 
 
+@pytest.mark.parametrize(("scheme", "static"), KINDS)
+def test_results_of_another_dtype_than_the_input(scheme, static):
+    grouped, _ = made(scheme, static, torch.float16)
+    x = rows(torch.bfloat16).requires_grad_()
+    wide = x.detach().float().requires_grad_()
+    end, wanted, found = ENDS[-1], grouped(wide, ENDS), grouped(x, ENDS, torch.float32)
+    assert torch.equal(found[:end], wanted[:end])
+    q = grouped.quantized(x.detach(), ENDS)
+    assert torch.equal(grouped(q, ENDS, "float32")[:end], wanted[:end])
+    assert grouped(q, ENDS).dtype == torch.float16
+    found.sum().backward(), wanted.sum().backward()
+    assert torch.equal(x.grad, wide.grad.to(x.dtype))
+
+
 def test_gradients_are_of_the_weight_that_was_multiplied():
     grouped, _ = made()
     wanted = copy.deepcopy(grouped)
@@ -206,6 +220,7 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
         (lambda: GroupedLinear(-1, 32, 32), ShapeError, "groups needs"),
         (lambda: GroupedLinear(2, 32, 32, weight_dtype="int8"), DTypeError, "weight_dtype needs"),
         (lambda: GroupedLinear.from_weight(torch.ones(4, 4)), ShapeError, r"weight needs three axes \[groups, n, k\]"),
+        (lambda: made()[0](rows(), ENDS, "int8"), DTypeError, "out_dtype needs"),
         (lambda: made()[0](rows()[None], ENDS), ShapeError, r"a needs two axes \[rows, k\]"),
         (lambda: made()[0](rows().to(torch.float8_e4m3fn), ENDS), DTypeError, "without its scale"),
         (lambda: made()[0](rows().tolist(), ENDS), DTypeError, "input needs a torch.Tensor or a Quantized, got list"),
