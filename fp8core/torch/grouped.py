@@ -136,29 +136,34 @@ class GroupedLinear(Frozen):
         """The groups of inputs' scales."""
         return GROUP_128 if self.weight_group_shape == BLOCK_128 else PER_TOKEN
 
-    def quantized(self, x: Tensor, offs: Tensor | None = None) -> Quantized[Any, Any]:
+    def quantized(self, x: Tensor, offs: Tensor | None = None, group: Tensor | None = None) -> Quantized[Any, Any]:
         """Return an input as `forward` quantizes it. One whose rows are not contiguous is copied first.
 
-        Without static scales ``offs`` is not needed, and rows may still be unsorted (`fp8core.moe_permute`).
+        Static scales need ``offs``, or ``group``, the group of each row, where it is known (`group_of_rows`). Rows for
+        dynamic scales need neither, and may still be unsorted (`fp8core.moe_permute`).
         """
         refuse_codes(x)
         x = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
-        made: Any = quantize(x, **self.quantization(x.shape[0], offs))
+        made: Any = quantize(x, **self.quantization(x.shape[0], offs, group))
         return made  # type: ignore[no-any-return]
 
-    def quantization(self, rows: int, offs: Tensor | None) -> dict[str, Any]:
+    def quantization(self, rows: int, offs: Tensor | None = None, group: Tensor | None = None) -> dict[str, Any]:
         """Return the keywords with which functions of fp8core quantize ``rows`` rows for `forward`."""
         if self.input_scale is None or not self.groups:
             # Exports are for any number of rows.
             by_columns = self.group_shape == GROUP_128 and (exporting() or rows > ALIGNED_ROWS)
             return {"group_shape": self.group_shape, "scale_layout": "mn" if by_columns else "k"}
+        group = self.group_of_rows(rows, offs) if group is None else group
+        return {"group_shape": PER_TOKEN, "scale": self.input_scale[group, None]}
+
+    def group_of_rows(self, rows: int, offs: Tensor | None) -> Tensor:
+        """Return the group of each of ``rows`` rows: int64. That of rows after the last end is the last one."""
         if not isinstance(offs, Tensor):
             raise DTypeError(f"offs needs a tensor, as each group has an input scale, got {type(offs).__name__}")
         check_offsets(str(offs.dtype).removeprefix("torch."), tuple(offs.shape), self.groups)
         numbers = torch.arange(rows, dtype=torch.int32, device=offs.device)
         ends = offs.cummax(0).values  # an end before an earlier one is that of a group without rows
-        group = torch.searchsorted(ends, numbers, right=True).clamp(max=self.groups - 1)
-        return {"group_shape": PER_TOKEN, "scale": self.input_scale[group, None]}
+        return torch.searchsorted(ends[:-1], numbers, right=True)
 
     def forward(self, input: Any, offs: Tensor, out_dtype: Any = None) -> Tensor:  # noqa: A002 - as nn.Linear calls it
         """Return ``input[begin:end] @ weight[i].T`` for the rows of each group i, ``[rows, n]``.

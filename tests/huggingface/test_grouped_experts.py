@@ -182,6 +182,17 @@ def test_choices_and_weights_of_other_layouts_and_dtypes(dtype, graded):
     assert torch.equal(ours(turned, index, weights), wanted)
 
 
+def by_rows(ours, x, index, weights, fused):
+    """The same of wide rows, which the layers cast and quantize, but for those that an activation quantizes."""
+    rows, offs, inverse = fp8core.moe_permute(x, index.contiguous(), COUNT)
+    both = ours.first(rows, offs)
+    if fused:  # what torch computes in float32 differs in its last bits
+        inner = fp8core.silu_and_mul_quant(both, round_intermediate=True, **ours.down.quantization(len(both), offs))
+    else:
+        inner = ours._activated(both)
+    return fp8core.moe_unpermute(ours.down(inner, offs), inverse, weights, out_dtype=x.dtype)
+
+
 @pytest.mark.parametrize(
     ("dtype", "autocast"),
     [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, torch.float16), (torch.float32, torch.bfloat16)],
@@ -201,18 +212,26 @@ def test_tokens_are_cast_and_quantized_before_they_become_rows(
 
     monkeypatch.setattr("fp8core.transformers.grouped.moe_permute", recorded)
     with torch.no_grad(), torch.autocast("cpu", autocast, enabled=autocast is not None):
-        rows, offs, inverse = fp8core.moe_permute(x, index.contiguous(), COUNT)
-        # What activations compute in float32 differs in its last bits from the fused function's.
-        fuses = kind is Usual and autocast is not None
-        both = ours.first(rows, offs)
-        inner = (
-            fp8core.silu_and_mul_quant(both, round_intermediate=True, **ours.down.quantization(len(both), offs))
-            if fuses
-            else ours._activated(both)
-        )
-        wanted = fp8core.moe_unpermute(ours.down(inner, offs), inverse, weights, out_dtype=dtype)
+        wanted = by_rows(ours, x, index, weights, fused=kind is Usual and autocast is not None)
         assert torch.equal(ours(x, index, weights), wanted)
     assert given[0].dtype == (autocast or dtype) if static else isinstance(given[0], fp8core.Quantized)
+
+
+@pytest.mark.parametrize("dynamic", [(), GATED.first, (GATED.down,), (*GATED.first, GATED.down)], ids=str)
+@pytest.mark.parametrize("kind", [Usual, Gated])
+def test_groups_of_rows_are_computed_once(kind, dynamic, monkeypatch):
+    """For gate, up and down, if any of them has static scales."""
+    experts, calls = loop(kind, static=True), []
+    for expert in experts:
+        for name in dynamic:
+            getattr(expert, name).input_scale = None
+    ours, given = grouped(experts), routed(9, most=COUNT + 1, hidden=HIDDEN)
+    with torch.no_grad():
+        wanted = by_rows(ours, *given, fused=kind is Usual)
+        search = torch.searchsorted
+        monkeypatch.setattr(torch, "searchsorted", lambda *args, **options: calls.append(0) or search(*args, **options))
+        assert torch.equal(ours(*given), wanted)
+    assert len(calls) == (len(dynamic) < 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
