@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
-from fp8core.torch import GroupedLinear, Linear  # noqa: E402
+from fp8core.torch import GroupedLinear  # noqa: E402
+from pytorch.layers import grouped_and_single  # noqa: E402
 
 GROUPS, N, K = 4, 136, 272
 ENDS = torch.tensor([3, 3, 10, 11], dtype=torch.int32)
@@ -22,18 +23,8 @@ def weights(dtype=torch.float32):
     return (values * torch.tensor([0.1, 1, 5, 0.5])[:, None, None]).to(dtype)
 
 
-def made(scheme="channel", static=False, dtype=torch.float32, **options):
-    """Grouped layers, and a layer for each group."""
-    wide = weights(dtype)
-    grouped, layers = GroupedLinear.from_weight(wide, scheme=scheme, **options), []
-    if static:
-        grouped.input_scale = torch.nn.Parameter(torch.tensor([0.01, 0.02, 0.03, 0.04]), requires_grad=False)
-    for at in range(GROUPS):
-        linear = torch.nn.Linear(K, N, bias=False, dtype=dtype)
-        linear.weight.data.copy_(wide[at])
-        scale = float(grouped.input_scale[at]) if static else None
-        layers.append(Linear.from_linear(linear, scheme=scheme, input_scale=scale, **options))
-    return grouped, layers
+def made(scheme="channel", static=False, dtype=torch.float32):
+    return grouped_and_single(weights(dtype), scheme, static)
 
 
 def rows(dtype=torch.float32, count=12):
