@@ -66,7 +66,8 @@ def grouped_product_of(
     if len(weight.shape) != 3:
         raise ShapeError(f"{weight.name} needs three axes [groups, n, k], got shape {weight.shape}")
     groups, n, k = weight.shape
-    check_offsets(offs, groups)
+    check_offsets(offs.dtype, offs.shape, groups)
+    specs.contiguous_count(offs)
     if bias is not None and bias.shape != (groups, n):
         raise ShapeError(f"{bias.name} needs shape ({groups}, {n}), one row per group, got {bias.shape}")
     if not scale_shapes.is_one_number(scale_b.shape) and scale_b.shape[:1] != (groups,):
@@ -89,14 +90,13 @@ def grouped_product_of(
     return GroupedProduct(groups, product, weight_stride, scale_stride, bias_stride)
 
 
-def check_offsets(offs: TensorSpec, groups: int) -> None:
-    """Refuse ends of groups that are not ``groups`` contiguous int32 numbers."""
-    if offs.dtype != OFFSETS:
-        raise DTypeError(f"{offs.name} needs {OFFSETS}, got {offs.dtype}")
-    if offs.shape != (groups,):
-        how = ": offs[1:] leaves out the leading 0" if offs.shape == (groups + 1,) else ""
-        raise ShapeError(f"{offs.name} needs shape ({groups},), where each group of rows ends, got {offs.shape}{how}")
-    specs.contiguous_count(offs)
+def check_offsets(dtype: str, shape: tuple[int, ...], groups: int) -> None:
+    """Refuse ends of groups that are not ``groups`` int32 numbers."""
+    if dtype != OFFSETS:
+        raise DTypeError(f"offs needs {OFFSETS}, got {dtype}")
+    if shape != (groups,):
+        how = ": offs[1:] leaves out the leading 0" if shape == (groups + 1,) else ""
+        raise ShapeError(f"offs needs shape ({groups},), where each group of rows ends, got {shape}{how}")
 
 
 def one_of(x: TensorSpec) -> TensorSpec:

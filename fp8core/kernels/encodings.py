@@ -56,9 +56,12 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def threads_across(units: int, most: int) -> int:
-    """Return a number of threads, a power of two from 8 to ``most``, along a row of ``units``: few of them idle."""
+def column_tiling(units: int, most: int) -> tuple[int, int]:
+    """Return a number of threads along a row of ``units``, and the column tiles that they have.
+
+    Threads are a power of two from 8 to ``most``, of which few are idle. A row without units has a tile, too.
+    """
     across = most
     while across > 8 and (ceil_div(units, across) * across > units * 9 / 8):
         across //= 2
-    return across
+    return across, max(1, ceil_div(units, across))

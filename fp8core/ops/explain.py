@@ -16,7 +16,8 @@ from fp8core.ops.fnuz import normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to
 from fp8core.ops.grouped_mm import grouped_scaled_mm_nt
 from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
-from fp8core.ops.moe import moe_permute, moe_unpermute
+from fp8core.ops.moe_permute import moe_permute
+from fp8core.ops.moe_unpermute import moe_unpermute
 from fp8core.ops.producers import rms_norm_quant, silu_and_mul_quant
 from fp8core.ops.quantize import quantize
 from fp8core.ops.quantized import Quantized

@@ -80,7 +80,7 @@ class GroupedLayers(Protocol):
     def weight_group_shape(self) -> GroupShape:
         """The groups of the weights' scales."""
 
-    def _product(self, x: Any, offs: Tensor) -> Tensor:
+    def _product(self, x: Any, offs: Tensor, out_dtype: Any) -> Tensor:
         """Return the layers' product, without gradients."""
 
 
@@ -88,15 +88,15 @@ class GroupedStraightThrough(torch.autograd.Function):
     """`StraightThrough` of grouped layers. Gradients wait for the ends of the groups."""
 
     @staticmethod
-    def forward(x: Tensor, offs: Tensor, layers: GroupedLayers) -> Tensor:
+    def forward(x: Tensor, offs: Tensor, layers: GroupedLayers, out_dtype: Any) -> Tensor:
         """Return the layers' product."""
-        return layers._product(x, offs)
+        return layers._product(x, offs, out_dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         """Save what the gradient needs, as the layers may change."""
         del output
-        _, offs, layers = inputs
+        _, offs, layers, _ = inputs
         ctx.group = layers.weight_group_shape
         ctx.save_for_backward(offs, layers.weight, layers.weight_scale)
 
@@ -111,7 +111,12 @@ class GroupedStraightThrough(torch.autograd.Function):
                 wide = _dequantized(weight[group], scale[group], ctx.group, grad.dtype)
                 of_x[begin:end] = grad[begin:end] @ wide
                 begin = end
-        return of_x, None, None
+        return of_x, None, None, None
+
+
+def any_derivatives() -> bool:
+    """Return whether derivatives of either mode may be wanted of anything."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
 
 
 def has_tangent(x: object) -> bool:

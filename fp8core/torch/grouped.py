@@ -7,6 +7,7 @@ from torch import Tensor, is_grad_enabled, nn
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core import checks
+from fp8core.core.grouped import check_offsets
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.ops import Quantized, dequantize, grouped_scaled_mm_nt, quantize
@@ -135,36 +136,44 @@ class GroupedLinear(Frozen):
         """The groups of inputs' scales."""
         return GROUP_128 if self.weight_group_shape == BLOCK_128 else PER_TOKEN
 
-    def quantized(self, x: Tensor, offs: Tensor | None = None) -> Quantized[Any, Any]:
+    def quantized(self, x: Tensor, offs: Tensor | None = None, group: Tensor | None = None) -> Quantized[Any, Any]:
         """Return an input as `forward` quantizes it. One whose rows are not contiguous is copied first.
 
-        Without static scales ``offs`` is not needed, and rows may still be unsorted (`fp8core.moe_permute`).
+        Static scales need ``offs``, or ``group``, the group of each row, where it is known (`group_of_rows`). Rows for
+        dynamic scales need neither, and may still be unsorted (`fp8core.moe_permute`).
         """
+        refuse_codes(x)
         x = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
-        made: Any = quantize(x, **self.quantization(x.shape[0], offs))
+        made: Any = quantize(x, **self.quantization(x.shape[0], offs, group))
         return made  # type: ignore[no-any-return]
 
-    def quantization(self, rows: int, offs: Tensor | None) -> dict[str, Any]:
+    def quantization(self, rows: int, offs: Tensor | None = None, group: Tensor | None = None) -> dict[str, Any]:
         """Return the keywords with which functions of fp8core quantize ``rows`` rows for `forward`."""
-        if self.input_scale is None:
+        if self.input_scale is None or not self.groups:
             # Exports are for any number of rows.
             by_columns = self.group_shape == GROUP_128 and (exporting() or rows > ALIGNED_ROWS)
             return {"group_shape": self.group_shape, "scale_layout": "mn" if by_columns else "k"}
-        if offs is None:
-            raise DTypeError("offs needs a tensor, as each group has an input scale, got None")
-        numbers = torch.arange(rows, dtype=torch.int32, device=offs.device)
-        ends = offs.cummax(0).values  # an end before an earlier one is that of a group without rows
-        group = torch.searchsorted(ends, numbers, right=True).clamp(max=self.groups - 1)
+        group = self.group_of_rows(rows, offs) if group is None else group
         return {"group_shape": PER_TOKEN, "scale": self.input_scale[group, None]}
 
-    def forward(self, input: Any, offs: Tensor) -> Tensor:  # noqa: A002 - as nn.Linear calls it
+    def group_of_rows(self, rows: int, offs: Tensor | None) -> Tensor:
+        """Return the group of each of ``rows`` rows: int64. That of rows after the last end is the last one."""
+        if not isinstance(offs, Tensor):
+            raise DTypeError(f"offs needs a tensor, as each group has an input scale, got {type(offs).__name__}")
+        check_offsets(str(offs.dtype).removeprefix("torch."), tuple(offs.shape), self.groups)
+        numbers = torch.arange(rows, dtype=torch.int32, device=offs.device)
+        ends = offs.cummax(0).values  # an end before an earlier one is that of a group without rows
+        return torch.searchsorted(ends[:-1], numbers, right=True)
+
+    def forward(self, input: Any, offs: Tensor, out_dtype: Any = None) -> Tensor:  # noqa: A002 - as nn.Linear calls it
         """Return ``input[begin:end] @ weight[i].T`` for the rows of each group i, ``[rows, n]``.
 
         Args:
-            input: ``[rows, k]`` of float32, float16 or bfloat16, or a `Quantized` as `quantized` returns it, whose
-                result has the dtype `compute_dtype`, or autocast's.
+            input: ``[rows, k]`` of float32, float16 or bfloat16, or a `Quantized` as `quantized` returns it.
             offs: int32 ``[groups]``: where each group ends, as for `fp8core.grouped_scaled_mm_nt`. Rows after the last
                 end are not computed, and undefined in the result.
+            out_dtype: float32, float16 or bfloat16; None for that of the input, or for a `Quantized` `compute_dtype`
+                or autocast's.
 
         Raises:
             LayoutError: the input has a tangent of `torch.autograd.forward_ad`.
@@ -174,13 +183,12 @@ class GroupedLinear(Frozen):
         if has_tangent(input):
             raise LayoutError("input needs to be without a tangent of forward-mode derivatives, got one")
         if is_grad_enabled() and isinstance(input, Tensor) and input.requires_grad:
-            made: Tensor = GroupedStraightThrough.apply(input, offs, self)  # type: ignore[no-untyped-call]
+            made: Tensor = GroupedStraightThrough.apply(input, offs, self, out_dtype)  # type: ignore[no-untyped-call]
             return made
-        return self._product(input, offs)
+        return self._product(input, offs, out_dtype)
 
-    def _product(self, x: Any, offs: Tensor) -> Tensor:
+    def _product(self, x: Any, offs: Tensor, out_dtype: Any) -> Tensor:
         """Return the result of `forward`, without gradients."""
-        refuse_codes(x)
         refuse_gaps_in_exports(self.weight)
         if isinstance(x, Quantized):
             q, dtype = x, result_of_codes(x, self.compute_dtype)
@@ -192,7 +200,7 @@ class GroupedLinear(Frozen):
             q,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
             offs=offs,
-            out_dtype=dtype,
+            out_dtype=dtype if out_dtype is None else out_dtype,
             use_fast_accum=self.use_fast_accum,
         )
         return made

@@ -19,7 +19,8 @@ from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
 from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
-from fp8core.ops.moe import PERMUTE_CALLS, UNPERMUTE_CALLS
+from fp8core.ops.moe_permute import PERMUTE_CALLS
+from fp8core.ops.moe_unpermute import UNPERMUTE_CALLS
 from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
 from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS

@@ -10,8 +10,8 @@ from transformers.activations import SiLUActivation
 from fp8core.ops import moe_permute, moe_unpermute, silu_and_mul_quant
 from fp8core.torch import GroupedLinear, Linear
 from fp8core.torch.aligned import is_read_by_rows
-from fp8core.torch.gradients import has_tangent
-from fp8core.torch.input_dtypes import any_autocast
+from fp8core.torch.gradients import any_derivatives, has_tangent
+from fp8core.torch.input_dtypes import any_autocast, as_autocast
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
 from fp8core.transformers.stacks import Part, load_together, parts_of, save_apart, stacked
 
@@ -100,20 +100,31 @@ class GroupedExperts(nn.Module):
         """
         x, index, weights = hidden_states, top_k_index, top_k_weights
         original: Any = self._original[0]
-        if any(map(_is_differentiated, (x, weights, *original.parameters()))):
+        if any_derivatives() and any(map(_is_differentiated, (x, weights, *original.parameters()))):
             return self._with_gradients(x, index, weights)
         first: Any = self.first
-        given: Any = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
-        if not any_autocast() and x.dtype == first.compute_dtype and first.input_scale is None:
+        down: Any = self.down
+        static = first.input_scale is not None
+        given: Any = as_autocast(x if is_read_by_rows(x.shape, x.stride()) else x.contiguous())
+        dtype = given.dtype
+        if not static:
             given = first.quantized(given)  # each token once
         rows, offs, inverse = moe_permute(given, index.contiguous(), self.num_experts)
-        both, down = first(rows, offs), self.down
+        group = None
+        if static or down.input_scale is not None:
+            group = first.group_of_rows(index.numel(), offs)
+        if static:
+            rows = first.quantized(rows, group=group)
+        both = first(rows, offs, dtype)
         kept = any_autocast() or both.dtype == down.compute_dtype  # the dtype of a result for codes
         if kept and not self._own_gate and len(self.layout.first) == 2 and type(original.act_fn) in SILU:
-            inner: Any = silu_and_mul_quant(both, round_intermediate=True, **down.quantization(both.shape[0], offs))
+            form = down.quantization(both.shape[0], group=group)
+            inner: Any = silu_and_mul_quant(both, round_intermediate=True, **form)
+            y = down(inner, offs)
         else:
-            inner = self._activated(both)
-        summed: Tensor = moe_unpermute(down(inner, offs), inverse, weights.contiguous(), out_dtype=x.dtype)
+            inner = as_autocast(self._activated(both))
+            y = down(down.quantized(inner, group=group), offs, inner.dtype)
+        summed: Tensor = moe_unpermute(y, inverse, weights.contiguous(), out_dtype=x.dtype)
         return summed
 
     def _with_gradients(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ from huggingface.test_experts import routed  # noqa: E402 - after the skips
 from huggingface.test_grouped_experts import HIDDEN, grouped, loop  # noqa: E402
 
 
-@pytest.mark.parametrize("scheme", ["block", "channel"])
-def test_an_export_runs_for_any_number_of_tokens(scheme):
-    ours = grouped(loop(scheme=scheme))
+@pytest.mark.parametrize(("scheme", "static"), [("block", False), ("channel", False), ("channel", True)])
+def test_an_export_runs_for_any_number_of_tokens(scheme, static):
+    ours = grouped(loop(scheme=scheme, static=static))
 
     def given(tokens):
         x, index, weights = routed(tokens, hidden=HIDDEN)

@@ -44,7 +44,7 @@ def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         import fp8core, fp8core.jax
         from jax_ffi.cases import K, near, same, weight, wide
-        from jax_ffi.sharded import collectives
+        from jax_ffi.meshes import collectives
 
         devices, w = np.array(jax.devices()), weight()
         four, twelve, two = Mesh(devices[:4], "a"), Mesh(devices, "a"), Mesh(devices.reshape(2, 6), ("b", "a"))

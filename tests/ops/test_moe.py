@@ -1,14 +1,11 @@
 """`moe_permute` and `moe_unpermute` against loops over the choices, in every framework, dtype and layout."""
 
-import re
-
 import ml_dtypes
 import numpy as np
 import pytest
 
 import fp8core
-from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Float8Array, Quantized
-from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError, UnsupportedProblemError
+from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN, Float8Array, Quantized
 from support import reference
 from support.engines import BOTH, FLOATS, assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale
 from support.moe import choices, placed, summed
@@ -203,89 +200,6 @@ def test_a_mixture_of_experts(engine):
     for token, choice in np.argwhere((ids >= 0) & (ids < experts)).tolist():
         want[token] += float(shares[token, choice]) * (weights[ids[token, choice]] @ wide[token])
     assert reference.relative_error(made, want) <= EXACT
-
-
-X, IDS, ONE = np.zeros((4, 8), np.float32), np.zeros((4, 2), np.int32), np.ones((1, 1), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: fp8core.moe_permute(X[0], IDS, 3), ShapeError, r"x needs two axes \[tokens, cols\]"),
-        (lambda: fp8core.moe_permute(X, IDS[:3], 3), ShapeError, r"topk_ids needs shape \(4, k\), .* got \(3, 2\)"),
-        (lambda: fp8core.moe_permute(X, IDS[:, 0], 3), ShapeError, "topk_ids needs shape"),
-        (lambda: fp8core.moe_permute(X, None, 3), DTypeError, "topk_ids needs an array, got None"),
-        (lambda: fp8core.moe_permute(X, IDS.astype(np.float32), 3), DTypeError, "topk_ids needs int32 or int64"),
-        (lambda: fp8core.moe_permute(X, IDS.astype(np.int16), 3), DTypeError, "topk_ids needs"),
-        (lambda: fp8core.moe_permute(X.astype(np.int32), IDS, 3), DTypeError, "x needs float32"),
-        (lambda: fp8core.moe_permute(X, IDS, -1), ShapeError, "experts needs a whole number"),
-        (lambda: fp8core.moe_permute(X, IDS, 2.5), ShapeError, "experts needs a whole number"),
-        (lambda: fp8core.moe_permute(X.T[:4], IDS, 3), LayoutError, "x needs a contiguous last axis"),
-        (
-            lambda: fp8core.moe_permute(X, np.ascontiguousarray(IDS.T).T, 3),
-            LayoutError,
-            "topk_ids needs contiguous memory",
-        ),
-        (
-            lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), np.ones((3, 1), np.float32)), IDS, 3),
-            ShapeError,
-            r"scale needs shape \(4, groups\), .* got \(3, 1\)",
-        ),
-        (
-            lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), np.ones((4, 1))), IDS, 3),
-            DTypeError,
-            "scale needs",
-        ),
-        *(
-            (
-                lambda group=group: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), ONE, group), IDS, 3),
-                ScaleError,
-                rf"x needs scales per tensor, per token or by groups of 1xg, got group_shape \({group[0]}, 128\)",
-            )
-            for group in (BLOCK_128, (-1, 128))
-        ),
-        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), None), IDS, 3), DTypeError, "scale needs an array"),
-        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), "a"), IDS, 3), DTypeError, "scale needs .*got built"),
-        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((4, 8)), [0.5]), IDS, 3), DTypeError, "scale needs .*list"),
-        (lambda: fp8core.moe_permute(Quantized("a", ONE), IDS, 3), DTypeError, "x needs an array .*got builtins.str"),
-        (lambda: fp8core.moe_permute(Quantized(fresh_fp8((1, 8))[0], ONE), IDS, 3), ShapeError, "x needs two axes"),
-        (lambda: fp8core.moe_permute(Quantized(fresh_fp8(()), ONE), IDS, 3), ShapeError, "x needs two axes"),
-        (lambda: fp8core.moe_unpermute(X[0], IDS), ShapeError, r"y needs two axes \[rows, cols\]"),
-        (lambda: fp8core.moe_unpermute(X, IDS[0]), ShapeError, r"inverse needs two axes \[tokens, k\]"),
-        (lambda: fp8core.moe_unpermute(X, IDS.astype(np.int64)), DTypeError, "inverse needs int32, got int64"),
-        (lambda: fp8core.moe_unpermute(X, None), DTypeError, "inverse needs an array, got None"),
-        (lambda: fp8core.moe_unpermute(X, IDS, X), ShapeError, r"topk_weights needs shape \(4, 2\)"),
-        (lambda: fp8core.moe_unpermute(X, IDS, IDS), DTypeError, "topk_weights needs"),
-        (lambda: fp8core.moe_unpermute(fresh_fp8((4, 8)), IDS), DTypeError, "y needs float32"),
-        (lambda: fp8core.moe_unpermute(X, IDS, out_dtype="float8_e5m2"), DTypeError, "out_dtype needs"),
-        (lambda: fp8core.moe_unpermute(X, IDS, out=X[:3]), ShapeError, r"out needs shape \(4, 8\)"),
-        (lambda: fp8core.moe_unpermute(X, IDS, out=X), LayoutError, "out needs memory of its own"),
-        (lambda: fp8core.moe_unpermute(X, IDS, out_dtype="float16", out=X), DTypeError, "out needs float16"),
-        (lambda: fp8core.moe_unpermute(X, np.broadcast_to(IDS[:1], (4, 2))), LayoutError, "inverse needs contiguous"),
-    ],
-)
-def test_what_is_refused(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
-
-
-def test_more_than_kernels_count_is_refused():
-    x, ids = fp8core.ArraySpec((1 << 27, 8), "float32"), fp8core.ArraySpec((1 << 27, 8), "int32")
-    y, few = fp8core.ArraySpec((1 << 30, 8), "float32"), fp8core.ArraySpec((4, 2), "int32")
-    for words, function, arguments in (
-        (
-            "topk_ids needs less than 2**30 rows and elements, got shape (134217728, 8)",
-            fp8core.moe_permute,
-            (x, ids, 4),
-        ),
-        ("inverse needs less than 2**30 rows and elements, got shape (134217728, 8)", fp8core.moe_unpermute, (x, ids)),
-        ("y needs less than 2**30 rows, got shape (1073741824, 8)", fp8core.moe_unpermute, (y, few)),
-    ):
-        with pytest.raises(UnsupportedProblemError, match=re.escape(words)):
-            fp8core.explain(function, *arguments, target="sm_90")
-    rows = np.broadcast_to(X[0], (1 << 27, 8))
-    with pytest.raises(UnsupportedProblemError, match=re.escape("topk_ids needs less than 2**30 rows and elements")):
-        fp8core.moe_permute(rows, np.empty(rows.shape, np.int32), 4)  # memory that is never touched
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "sm_120", "gfx90a", "gfx1100", "gfx1201"])

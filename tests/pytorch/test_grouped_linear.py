@@ -9,7 +9,8 @@ torch = pytest.importorskip("torch")
 
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
-from fp8core.torch import GroupedLinear, Linear  # noqa: E402
+from fp8core.torch import GroupedLinear  # noqa: E402
+from pytorch.layers import grouped_and_single  # noqa: E402
 
 GROUPS, N, K = 4, 136, 272
 ENDS = torch.tensor([3, 3, 10, 11], dtype=torch.int32)
@@ -22,18 +23,8 @@ def weights(dtype=torch.float32):
     return (values * torch.tensor([0.1, 1, 5, 0.5])[:, None, None]).to(dtype)
 
 
-def made(scheme="channel", static=False, dtype=torch.float32, **options):
-    """Grouped layers, and a layer for each group."""
-    wide = weights(dtype)
-    grouped, layers = GroupedLinear.from_weight(wide, scheme=scheme, **options), []
-    if static:
-        grouped.input_scale = torch.nn.Parameter(torch.tensor([0.01, 0.02, 0.03, 0.04]), requires_grad=False)
-    for at in range(GROUPS):
-        linear = torch.nn.Linear(K, N, bias=False, dtype=dtype)
-        linear.weight.data.copy_(wide[at])
-        scale = float(grouped.input_scale[at]) if static else None
-        layers.append(Linear.from_linear(linear, scheme=scheme, input_scale=scale, **options))
-    return grouped, layers
+def made(scheme="channel", static=False, dtype=torch.float32):
+    return grouped_and_single(weights(dtype), scheme, static)
 
 
 def rows(dtype=torch.float32, count=12):
@@ -76,6 +67,20 @@ def test_gradients_are_those_of_the_layers(scheme, static):
         results.append(x.grad)
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
     assert not results[0][ENDS[-1] :].any()
+
+
+@pytest.mark.parametrize(("scheme", "static"), KINDS)
+def test_results_of_another_dtype_than_the_input(scheme, static):
+    grouped, _ = made(scheme, static, torch.float16)
+    x = rows(torch.bfloat16).requires_grad_()
+    wide = x.detach().float().requires_grad_()
+    end, wanted, found = ENDS[-1], grouped(wide, ENDS), grouped(x, ENDS, torch.float32)
+    assert torch.equal(found[:end], wanted[:end])
+    q = grouped.quantized(x.detach(), ENDS)
+    assert torch.equal(grouped(q, ENDS, "float32")[:end], wanted[:end])
+    assert grouped(q, ENDS).dtype == torch.float16
+    found.sum().backward(), wanted.sum().backward()
+    assert torch.equal(x.grad, wide.grad.to(x.dtype))
 
 
 def test_gradients_are_of_the_weight_that_was_multiplied():
@@ -206,9 +211,8 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
         (lambda: GroupedLinear(-1, 32, 32), ShapeError, "groups needs"),
         (lambda: GroupedLinear(2, 32, 32, weight_dtype="int8"), DTypeError, "weight_dtype needs"),
         (lambda: GroupedLinear.from_weight(torch.ones(4, 4)), ShapeError, r"weight needs three axes \[groups, n, k\]"),
+        (lambda: made()[0](rows(), ENDS, "int8"), DTypeError, "out_dtype needs"),
         (lambda: made()[0](rows()[None], ENDS), ShapeError, r"a needs two axes \[rows, k\]"),
-        (lambda: made()[0](rows(), ENDS.long()), DTypeError, "offs needs int32, got int64"),
-        (lambda: made()[0](rows(), ENDS[1:]), ShapeError, "offs needs shape"),
         (lambda: made()[0](rows().to(torch.float8_e4m3fn), ENDS), DTypeError, "without its scale"),
         (lambda: made()[0](rows().tolist(), ENDS), DTypeError, "input needs a torch.Tensor or a Quantized, got list"),
         (lambda: made(static=True)[0].quantized(rows()), DTypeError, "offs needs a tensor, as each group has an input"),
@@ -219,3 +223,27 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
 def test_what_is_refused(make, error, match):
     with pytest.raises(error, match=match):
         make()
+
+
+@pytest.mark.parametrize(("scheme", "static"), KINDS)
+@pytest.mark.parametrize(
+    ("offs", "error", "match"),
+    [
+        (ENDS.long(), DTypeError, "offs needs int32, got int64"),
+        (ENDS.to(torch.uint16), DTypeError, "offs needs .*int32, got .*uint16"),
+        (ENDS.tolist(), DTypeError, "offs needs .*, got .*list"),
+        (None, DTypeError, "offs needs .*, got None"),
+        (ENDS[0], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(\)"),
+        (ENDS[None], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(1, 4\)"),
+        (ENDS[1:], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(3,\)"),
+        (ENDS.repeat_interleave(2)[::2], LayoutError, r"offs needs contiguous memory, got shape \(4,\)"),
+    ],
+)
+def test_ends_that_are_refused(scheme, static, offs, error, match):
+    with pytest.raises(error, match=match):
+        made(scheme, static)[0](rows(), offs)
+
+
+@pytest.mark.parametrize(("scheme", "static"), KINDS)
+def test_rows_without_groups_are_not_computed(scheme, static):
+    assert GroupedLinear(0, K, N, scheme=scheme, static=static)(rows(), ENDS[:0]).shape == (12, N)

@@ -4,7 +4,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from fp8core.torch import GroupedLinear, Linear  # noqa: E402 - after the skip
+from fp8core.torch import GroupedLinear  # noqa: E402 - after the skip
+from pytorch.layers import grouped_and_single  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 GROUPS, N, K, ROWS = 5, 392, 528, 300
@@ -15,15 +16,7 @@ NEAR = 2**-7 + 4e-3
 def made(scheme, static):
     generator = torch.Generator().manual_seed(1)
     wide = torch.randn(GROUPS, N, K, generator=generator).to("cuda", torch.bfloat16)
-    grouped, layers = GroupedLinear.from_weight(wide, scheme=scheme), []
-    if static:
-        grouped.input_scale = torch.nn.Parameter(torch.linspace(0.01, 0.05, GROUPS, device="cuda"), requires_grad=False)
-    for at in range(GROUPS):
-        linear = torch.nn.Linear(K, N, bias=False, device="cuda", dtype=torch.bfloat16)
-        linear.weight.data.copy_(wide[at])
-        scale = float(grouped.input_scale[at]) if static else None
-        layers.append(Linear.from_linear(linear, scheme=scheme, input_scale=scale))
-    return grouped, layers
+    return grouped_and_single(wide, scheme, static)
 
 
 def check(found, layers, x, offs):

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from fp8core import host
-from fp8core.kernels.encodings import ceil_div, power_of_two, round_up, threads_across
+from fp8core.kernels.encodings import ceil_div, column_tiling, power_of_two, round_up
 from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import MoePermute
 from fp8core.runtime import jit
@@ -80,15 +80,14 @@ class Division(NamedTuple):
         return self.chunks > 1
 
 
-def _layout(p: MoePermute) -> tuple[int, int]:
+def _tiling(p: MoePermute) -> tuple[int, int]:
     """Return the threads along a row, and the column tiles of a row."""
-    across = threads_across(ceil_div(p.row_bytes, p.alignment), THREADS)
-    return across, max(1, ceil_div(p.row_bytes, across * p.alignment))
+    return column_tiling(ceil_div(p.row_bytes, p.alignment), THREADS)
 
 
 def division(p: MoePermute, tokens: int) -> Division:
     """Return the division of ``tokens`` tokens."""
-    across, column_tiles = _layout(p)
+    across, column_tiles = _tiling(p)
     each, blocks = max(1, p.each), max(1, BLOCKS * p.target.multiprocessors // column_tiles)
     counted = tokens * each > CHUNK
     least = max(ceil_div(tokens, blocks), ceil_div(LEAST_CHOICES, each) if counted else 1)
@@ -113,7 +112,7 @@ def counts_bytes(p: MoePermute, tokens: int) -> int:
 def plan_moe_permute(p: MoePermute) -> Plan[MoePermuteNumbers]:
     """Return the plan of `MOE_PERMUTE`."""
     experts = max(LEAST_EXPERTS, power_of_two(p.experts))
-    across, column_tiles = _layout(p)
+    across, column_tiles = _tiling(p)
     shared: dict[str, int | str] = {"FP8_EXPERTS": experts, "FP8_ID": ID[p.ids], "FP8_THREADS": THREADS}
     counting = jit.prepare(p.target, "moe/count", "count_experts", shared, CountArgs, block=THREADS, programmatic=True)
     permuting = jit.prepare(

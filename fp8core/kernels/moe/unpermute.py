@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from fp8core import host
-from fp8core.kernels.encodings import TYPE, ceil_div, power_of_two, threads_across
+from fp8core.kernels.encodings import TYPE, ceil_div, column_tiling, power_of_two
 from fp8core.kernels.requirements import COLUMNS_IN_32_BITS, ON_A_GPU, ON_THE_HOST
 from fp8core.problem import ITEMSIZE, MoeUnpermute
 from fp8core.runtime import jit
@@ -42,8 +42,7 @@ class UnpermuteArgs(NamedTuple):
 def plan_moe_unpermute(p: MoeUnpermute) -> Plan[MoeUnpermuteNumbers]:
     """Return the plan of `MOE_UNPERMUTE`."""
     vector, threads = max(1, p.alignment // ITEMSIZE[p.y]), 128 if p.each >= MANY_CHOICES else 256
-    across = threads_across(ceil_div(p.cols, vector), threads)
-    column_tiles = max(1, ceil_div(p.cols, across * vector))
+    across, column_tiles = column_tiling(ceil_div(p.cols, vector), threads)
 
     def loading(at_once: int) -> Launcher:
         return jit.prepare(

@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from fp8core import host
-from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div, threads_across
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, ceil_div, column_tiling
 from fp8core.kernels.requirements import COLUMNS_IN_32_BITS, ON_A_GPU, ON_THE_HOST
 from fp8core.problem import ITEMSIZE, Dequantize
 from fp8core.runtime import jit
@@ -34,8 +34,7 @@ class DequantizeArgs(NamedTuple):
 def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
     """Return the plan of `DEQUANTIZE`; a result below 2**-126 may become a zero of its sign."""
     vector = max(1, min(problem.alignment, 16) // ITEMSIZE[problem.out])
-    across = threads_across(ceil_div(problem.cols, vector), THREADS)
-    cols, column_tiles = problem.cols, ceil_div(problem.cols, across * vector)
+    across, column_tiles = column_tiling(ceil_div(problem.cols, vector), THREADS)
     rows_a_block = THREADS // across * ROWS_IN_FLIGHT
     launcher = jit.prepare(
         problem.target,
@@ -57,9 +56,9 @@ def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
     )
 
     def bind(numbers: DequantizeNumbers) -> Launch:
-        grid = (column_tiles * ceil_div(numbers.rows, rows_a_block), 1, 1)
-        given = arguments(DequantizeArgs, numbers, cols=cols, column_tiles=column_tiles)
-        return launcher.bind_args(grid, given) if all(grid) else nothing
+        blocks = column_tiles * ceil_div(numbers.rows, rows_a_block)
+        given = arguments(DequantizeArgs, numbers, cols=problem.cols, column_tiles=column_tiles)
+        return launcher.bind_args((blocks, 1, 1), given) if blocks else nothing
 
     return Plan(DequantizeNumbers, bind)
 

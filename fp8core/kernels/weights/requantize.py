@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from fp8core import host
-from fp8core.kernels.encodings import FORMAT, ceil_div, threads_across
+from fp8core.kernels.encodings import FORMAT, ceil_div, column_tiling
 from fp8core.kernels.requirements import COLUMNS_IN_32_BITS, ON_A_GPU, ON_THE_HOST
 from fp8core.kernels.weights.shards import FEW_SHARDS, capacity_of, ends_of
 from fp8core.problem import Requantize
@@ -40,8 +40,7 @@ def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
     """
     vector = 16 if problem.alignment >= 16 else 1
     capacity = capacity_of(problem.shards)
-    across = threads_across(ceil_div(problem.cols, vector), THREADS)
-    cols, column_tiles = problem.cols, max(1, ceil_div(problem.cols, across * vector))
+    across, column_tiles = column_tiling(ceil_div(problem.cols, vector), THREADS)
     rows_a_block = THREADS // across * ROWS_IN_FLIGHT
     launcher = jit.prepare(
         problem.target,
@@ -61,7 +60,7 @@ def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
     )
 
     def bind(numbers: RequantizeNumbers) -> Launch:
-        rows, shards = sum(numbers.widths), ends_of(numbers.widths, capacity)
+        rows, cols, shards = sum(numbers.widths), problem.cols, ends_of(numbers.widths, capacity)
         given = arguments(RequantizeArgs, numbers, shards=shards, rows=rows, cols=cols, column_tiles=column_tiles)
         return launcher.bind_args((column_tiles * max(1, ceil_div(rows, rows_a_block)), 1, 1), given)
 
