@@ -12,11 +12,6 @@ from fp8core.problem import GroupShape
 
 LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
 """The largest finite number of float32."""
-BECOMES_INFINITY = 2.0**128 - 2.0**103
-"""Numbers from here on are rounded to infinity in float32. (`torch.compile` can trace a comparison, but not
-`struct`.)"""
-BECOMES_ZERO = 2.0**-150
-"""Numbers up to this are rounded to zero."""
 INFINITE = (math.inf, -math.inf)
 
 
@@ -54,8 +49,9 @@ def least_rows(given: object, name: str) -> int:
 
 def in_float32(number: float) -> bool:
     """Return whether a number can be rounded to float32 without becoming zero or infinity, unless it is one of them."""
-    magnitude = abs(number)
-    return not (BECOMES_INFINITY <= magnitude < math.inf or 0 < magnitude <= BECOMES_ZERO)
+    # `torch.compile` can trace comparisons, but not `struct`, and makes a float of a module an input of a dynamic graph
+    magnitude, becomes_infinity, becomes_zero = abs(number), 2.0**128 - 2.0**103, 2.0**-150
+    return not (becomes_infinity <= magnitude < math.inf or 0 < magnitude <= becomes_zero)
 
 
 def became_infinite(given: Any, number: float) -> bool:

@@ -11,7 +11,13 @@ from fp8core.errors import LayoutError, ScaleError, ShapeError
 from fp8core.interop import dlpack, dtype_name, scalar
 from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
 
-EPS: Final = 1e-10
+
+def default_eps() -> float:
+    """Return `EPS`, also to torch.compile, which makes a float of a module an input of a dynamic graph."""
+    return 1e-10
+
+
+EPS: Final = default_eps()
 """The lower bound of the amax of a group; vLLM's kernels use the same."""
 SCALE_DTYPE: Final = {"float32": "float32", "ue8m0": "float32", "ue8m0_bytes": "float8_e8m0fnu"}
 

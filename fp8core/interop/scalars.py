@@ -1,7 +1,6 @@
 """Numbers given instead of arrays, such as ``0.5`` for a scale."""
 
 import math
-import sys
 from numbers import Real
 from typing import Any
 
@@ -13,7 +12,8 @@ def scalar(x: Any) -> float | None:
     """
     if isinstance(x, bool) or not (isinstance(x, (int, float)) or _is_number_of_framework(x)):
         return None
-    if isinstance(x, int) and abs(x) > sys.float_info.max:  # torch.compile traces no OverflowError
+    # torch.compile traces no OverflowError, and makes a float of a module (sys.float_info) an input of a dynamic graph
+    if isinstance(x, int) and abs(x) > (2.0 - 2.0**-52) * 2.0**1023:  # the largest float
         return math.inf if x > 0 else -math.inf
     return float(x)
 

@@ -12,6 +12,7 @@ from fp8core.core.scaling import (
     ScaleOptions,
     Scaling,
     codes_alignment,
+    default_eps,
     number_or_operand,
     results_of,
     scaling,
@@ -200,6 +201,6 @@ def quantize_by(
 ) -> Quantized[Any, Any]:
     """Call `quantize` through an operation whose error messages use the operand names of another function."""
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
-    options = dtype, group_shape, scale is not None, bound, "float32", "k", EPS, rows_padded
+    options = dtype, group_shape, scale is not None, bound, "float32", "k", default_eps(), rows_padded
     arrays, group = operation((x, out, scale, upper), options)
     return quantized(arrays[DATA], arrays[SCALE], group)

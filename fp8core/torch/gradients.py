@@ -1,14 +1,17 @@
 """The gradients of layers, computed with their dequantized weights."""
 
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from fp8core.errors import LayoutError
 from fp8core.ops import dequantize
 from fp8core.problem import GroupShape
+from fp8core.torch.operators import LIBRARY, TAGS
 
 
 class Layer(Protocol):
@@ -103,15 +106,38 @@ class GroupedStraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         """Return the gradient for x: 0 for rows of no group."""
-        offs, weight, scale = ctx.saved_tensors
-        of_x = grad.new_zeros(len(grad), weight.shape[2])
-        begin = 0
-        for group, end in enumerate(min(end, len(grad)) for end in offs.tolist()):
-            if end > begin:
-                wide = _dequantized(weight[group], scale[group], ctx.group, grad.dtype)
-                of_x[begin:end] = grad[begin:end] @ wide
-                begin = end
-        return of_x, None, None, None
+        run: Any = GROUPED_GRADIENT if is_compiling() else _grouped_gradient
+        return run(grad, *ctx.saved_tensors, list(ctx.group)), None, None, None
+
+
+def _grouped_gradient(grad: Tensor, offs: Tensor, weight: Tensor, scale: Tensor, groups: Sequence[int]) -> Tensor:
+    """Return the gradient for the input of grouped layers, given that of the result and the groups of scales."""
+    of_x = grad.new_zeros(len(grad), weight.shape[2])
+    begin = 0
+    for group, end in enumerate(min(end, len(grad)) for end in offs.tolist()):
+        if end > begin:
+            wide = _dequantized(weight[group], scale[group], GroupShape(*groups), grad.dtype)
+            of_x[begin:end] = grad[begin:end] @ wide
+            begin = end
+    return of_x
+
+
+def _define() -> Any:
+    schema = "(Tensor grad, Tensor offs, Tensor weight, Tensor weight_scale, int[] group_shape) -> Tensor"
+    LIBRARY.define("grouped_gradient" + schema, tags=TAGS)
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl("grouped_gradient", _grouped_gradient, key)
+    LIBRARY.impl("grouped_gradient", torch.library.fallthrough_kernel, "Autograd")
+    torch.library.register_fake(
+        "fp8core::grouped_gradient",
+        lambda grad, _, weight, *__: grad.new_empty((grad.shape[0], weight.shape[2])),
+        lib=LIBRARY,
+    )
+    return torch.ops.fp8core.grouped_gradient.default
+
+
+GROUPED_GRADIENT: Final = _define()
+"""The operator that graphs have in place of a loop over the ends of groups, whose values no trace knows."""
 
 
 def any_derivatives() -> bool:

@@ -8,6 +8,7 @@ from torch import Tensor, is_grad_enabled, nn
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core import checks
 from fp8core.core.grouped import check_offsets
+from fp8core.core.scaling import default_eps
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.ops import Quantized, dequantize, grouped_scaled_mm_nt, quantize
@@ -94,7 +95,8 @@ class GroupedLinear(Frozen):
             return nn.Parameter(x, requires_grad=False)
 
         self.weight = constant(empty_codes((self.groups, n, k), codes, device))
-        self.weight_scale = constant(torch.ones((self.groups, *SCHEMES[scheme].scale_shape((n, k))), device=device))
+        shape = (self.groups, *SCHEMES[scheme].scale_shape((n, k)))
+        self.weight_scale = constant(torch.ones(shape, dtype=torch.float32, device=device))
         ones = constant(torch.ones(self.groups, dtype=torch.float32, device=device)) if static else None
         self.register_parameter("input_scale", ones)
         with torch.no_grad():
@@ -112,8 +114,11 @@ class GroupedLinear(Frozen):
         """Return layers with the quantized weights ``[groups, n, k]`` of float32, float16 or bfloat16.
 
         Raises:
+            DTypeError: weight is no tensor of these dtypes.
             ShapeError: weight has not three axes.
         """
+        if not isinstance(weight, Tensor):
+            raise DTypeError(f"weight needs a torch.Tensor, got {type(weight).__name__}")
         if weight.dim() != 3:
             raise ShapeError(f"weight needs three axes [groups, n, k], got shape {tuple(weight.shape)}")
         groups, n, k = weight.shape
@@ -148,13 +153,17 @@ class GroupedLinear(Frozen):
         return made  # type: ignore[no-any-return]
 
     def quantization(self, rows: int, offs: Tensor | None = None, group: Tensor | None = None) -> dict[str, Any]:
-        """Return the keywords with which functions of fp8core quantize ``rows`` rows for `forward`."""
+        """Return the keywords with which functions of fp8core quantize ``rows`` rows for `forward`.
+
+        ``eps`` is the default, as a constant: torch.compile cannot give the input that it makes of a default to the
+        graphs of two autograd functions.
+        """
         if self.input_scale is None or not self.groups:
             # Exports are for any number of rows.
             by_columns = self.group_shape == GROUP_128 and (exporting() or rows > ALIGNED_ROWS)
-            return {"group_shape": self.group_shape, "scale_layout": "mn" if by_columns else "k"}
+            return {"group_shape": self.group_shape, "scale_layout": "mn" if by_columns else "k", "eps": default_eps()}
         group = self.group_of_rows(rows, offs) if group is None else group
-        return {"group_shape": PER_TOKEN, "scale": self.input_scale[group, None]}
+        return {"group_shape": PER_TOKEN, "scale": self.input_scale[group, None], "eps": default_eps()}
 
     def group_of_rows(self, rows: int, offs: Tensor | None) -> Tensor:
         """Return the group of each of ``rows`` rows: int64. That of rows after the last end is the last one."""
@@ -178,6 +187,8 @@ class GroupedLinear(Frozen):
         Raises:
             LayoutError: the input has a tangent of `torch.autograd.forward_ad`.
         """
+        if not isinstance(offs, Tensor):
+            raise DTypeError(f"offs needs a torch.Tensor, got {type(offs).__name__}")
         if any_autocast():
             input = as_autocast(input)  # noqa: A001
         if has_tangent(input):

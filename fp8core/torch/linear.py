@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of, static_scale
 from fp8core.core import checks
-from fp8core.errors import ScaleError
+from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import dequantize
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
@@ -119,7 +119,7 @@ class Linear(ForwardLinear):
 
         Args:
             linear: a layer with weight ``[n, k]`` of float32, float16 or bfloat16; it does not change. If it is on the
-                meta device, so is the result.
+                meta device, so is the result. Its hooks, and the forward of a subclass, are not taken over.
             scheme: as for the class.
             input_scale: the static scale of inputs, as `calibrate` returns it; None quantizes inputs dynamically.
             weight_dtype: as for the class.
@@ -127,8 +127,11 @@ class Linear(ForwardLinear):
             batch_invariant: as for the class.
 
         Raises:
+            DTypeError: linear is no ``torch.nn.Linear``, or its weight has another dtype.
             ScaleError: input_scale is not a positive number in the range of float32, or the scheme is "block".
         """
+        if not isinstance(linear, nn.Linear):
+            raise DTypeError(f"linear needs a torch.nn.Linear, got {type(linear).__name__}")
         static = None if input_scale is None else static_scale(input_scale)
         if input_scale is not None and static is None:
             raise ScaleError(f"input_scale needs a number above 0 that float32 holds, got {input_scale!r}")

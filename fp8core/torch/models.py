@@ -10,6 +10,8 @@ from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
+from fp8core.interop import dtype_name
+from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.grouped import GroupedLinear
 from fp8core.torch.layers import has_hooks, layers_of, not_finite, refused, replace, sorted_layers
@@ -123,6 +125,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
         LayoutError: model is itself a `Linear`, so that there is no parent to put a new layer into; or a layer has
             hooks, which would be lost; or it holds `GroupedLinear`. No layer has been replaced then.
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
+        DTypeError: dtype, or that of a layer, is not float32, float16 or bfloat16. No layer has been replaced then.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -136,9 +139,11 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     _refuse_grouped(model)
     names, found, offloaded = [], list(layers_of(model)), Offloaded(model)
     for name, places in found:
-        if isinstance(places[0].layer, Linear):
-            offloaded.refuse(name, places[0].layer)
-            if has_hooks(places[0].layer):
+        layer = places[0].layer
+        if isinstance(layer, Linear):
+            offloaded.refuse(name, layer)
+            dtype_name(layer.compute_dtype if dtype is None else dtype, "dtype", HIGH_PRECISION)
+            if has_hooks(layer):
                 raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
     for name, places in found:
         layer = places[0].layer

@@ -258,11 +258,15 @@ def test_one_graph_for_any_number_of_tokens(graded):
     compiled = torch.compile(ours, fullgraph=True, dynamic=True, backend="aot_eager")
     for tokens in (3, 5, 16, 33):
         x, index, weights = routed(tokens, most=COUNT + 1, hidden=HIDDEN)
-        weights.requires_grad_(graded)
+        weights.requires_grad_(graded), x.requires_grad_(graded)
         with torch._dynamo.config.patch(error_on_recompile=tokens > 3):
             found, wanted = compiled(x, index, weights), ours(x, index, weights)
         assert found.requires_grad == graded
         torch.testing.assert_close(found, wanted, rtol=0, atol=2e-3 * float(wanted.detach().abs().max()))
+        if graded:
+            grads = [torch.autograd.grad(y.square().sum(), (x, weights)) for y in (found, wanted)]
+            for one, other in zip(*grads, strict=True):
+                torch.testing.assert_close(one, other, rtol=0, atol=4e-3 * float(other.abs().max()))
 
 
 def test_a_tangent_of_the_weights_passes():

@@ -282,3 +282,21 @@ def test_the_names_of_vllm_are_exported(strict):
     rows = torch.export.Dim("rows", min=2, max=19)
     program = torch.export.export(Step(), (wide(5, K),), dynamic_shapes=({0: rows},), strict=strict)
     assert bits(program.module()(wide(7, K))) == bits(names_of_vllm(wide(7, K)))
+
+
+def test_defaults_of_functions_in_several_regions_of_a_dynamic_graph():
+    square, norm = weight((1, -1), n=K), torch.ones(K, dtype=torch.bfloat16)
+
+    def region(x):
+        q = fp8core.rms_norm_quant(x, norm, 1e-6)
+        return fp8core.quantize(fp8core.scaled_mm_nt(q, square)).dequantize().to(x.dtype)
+
+    def run(x):
+        for _ in range(2):
+            x = torch.utils.checkpoint.checkpoint(region, x, use_reentrant=False)
+        return x
+
+    with torch._dynamo.config.patch(specialize_float=True):
+        compiled = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager")
+        for rows in (5, 16):
+            assert bits(compiled(wide(rows, K))) == bits(run(wide(rows, K)))

@@ -18,7 +18,7 @@ PROGRAM = """
     from torch import nn
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     from torch.distributed.tensor import DTensor
     import fp8core.torch
     sys.path.insert(0, "tests")
@@ -45,6 +45,19 @@ PROGRAM = """
         x = wide(5, 128, seed=seed + 10 * rank)
         with torch.no_grad():
             print(bits(sharded(x)) == bits(whole(x)))
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    apart, cast = model(), model()
+    for layer in (apart[0], apart[2]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(apart, mesh=mesh, mp_policy=policy)
+    fully_shard(cast, mesh=mesh, mp_policy=policy)
+    with torch.no_grad():
+        print(bits(apart(x)) == bits(whole(x)))
+        try:
+            cast(x)
+        except fp8core.DTypeError as error:
+            print("weight needs an FP8 dtype" in str(error))
 
     folder, loaded = store + ".states", model()
     dcp.save(get_model_state_dict(sharded), checkpoint_id=folder)
@@ -90,7 +103,7 @@ def test_fsdp_shards_codes_and_keeps_the_bits_and_ddp_trains_what_is_before_them
         for rank in ranks:
             out, err = rank.communicate(timeout=240)
             assert rank.returncode == 0, out + err[-4000:]
-            assert out.split() == ["True"] * 10, err[-4000:]
+            assert out.split() == ["True"] * 12, err[-4000:]
     finally:
         for rank in ranks:
             rank.kill()

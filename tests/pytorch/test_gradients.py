@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402 - after the skip
+from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import fp8core  # noqa: E402
 from pytorch.layers import WEIGHT_GROUPS, expected, kinds, original, quantized  # noqa: E402
@@ -88,6 +89,31 @@ def test_compiled_bits_and_gradients(scheme, input_scale):
     assert torch.equal(x.grad, twin.grad)
     with torch.no_grad():
         assert bits(compiled(wide(16, K))) == bits(layer(wide(16, K)))
+
+
+@kinds
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layers_one_after_the_other_in_a_dynamic_graph(checkpointed, scheme, input_scale):
+    """Each is a subgraph, and no subgraph takes what torch.compile has made an input of another, as numbers were."""
+    torch._dynamo.reset()
+    layers = [quantized(scheme, input_scale, dtype=torch.float32) for _ in range(2)]
+
+    def run(x):
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
+            x = torch.nn.functional.pad(x, (0, K - N))
+        return x
+
+    compiled, sizes = torch.compile(run, fullgraph=True, dynamic=True, backend="aot_eager"), (5, 16)
+    for rows in sizes:
+        x, twin = (
+            wide(rows, K, dtype=torch.float32).requires_grad_(),
+            wide(rows, K, dtype=torch.float32).requires_grad_(),
+        )
+        assert bits(compiled(x)) == bits(run(twin))
+        compiled(x).sum().backward()
+        run(twin).sum().backward()
+        assert torch.equal(x.grad, twin.grad)
 
 
 def test_lora_trains_on_a_frozen_base():

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError, ShapeError  # noqa: E402
 from fp8core.torch import GroupedLinear  # noqa: E402
+from fp8core.torch.gradients import GROUPED_GRADIENT  # noqa: E402
 from pytorch.layers import grouped_and_single  # noqa: E402
 
 GROUPS, N, K = 4, 136, 272
@@ -168,6 +169,48 @@ def test_compiled_without_a_graph_break(scheme, static):
 
 
 @pytest.mark.parametrize(("scheme", "static"), KINDS)
+def test_compiled_gradients_without_a_graph_break(scheme, static):
+    grouped, _ = made(scheme, static)
+
+    def twice(x, offs):
+        """Two graphs of autograd functions."""
+        return grouped(torch.nn.functional.pad(grouped(x, offs), (0, K - N)), offs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(twice, fullgraph=True, dynamic=True, backend="aot_eager")
+    for count in (12, 7):
+        grads = []
+        for layers in (compiled, twice):
+            x = rows(count=count).requires_grad_()
+            end = min(count, int(ENDS[-1]))
+            y = layers(x, ENDS)[:end]
+            (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
+            grads.append(x.grad)
+        assert torch.equal(*grads)
+
+
+def test_opcheck_of_the_gradient():
+    grouped, _ = made()
+    arguments = torch.randn(12, N), ENDS, grouped.weight, grouped.weight_scale, list(grouped.weight_group_shape)
+    tests = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
+    assert torch.library.opcheck(GROUPED_GRADIENT, arguments, test_utils=tests) == dict.fromkeys(tests, "SUCCESS")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("scheme", ["channel", "block"])
+def test_torch_s_default_dtype_is_that_of_no_scale(scheme, dtype):
+    wide, x, wanted = weights(), rows(), made(scheme)[0]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found = GroupedLinear.from_weight(wide, scheme=scheme)
+        assert torch.equal(found.weight_scale, wanted.weight_scale)
+        assert torch.equal(found(x, ENDS)[: ENDS[-1]], wanted(x, ENDS)[: ENDS[-1]])
+    finally:
+        torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(("scheme", "static"), KINDS)
 def test_an_input_of_any_strides(scheme, static):
     grouped, _ = made(scheme, static)
     x = rows()
@@ -212,7 +255,9 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
         (lambda: GroupedLinear(2, 32, 32, weight_dtype="int8"), DTypeError, "weight_dtype needs"),
         (lambda: GroupedLinear.from_weight(torch.ones(4, 4)), ShapeError, r"weight needs three axes \[groups, n, k\]"),
         (lambda: made()[0](rows(), ENDS, "int8"), DTypeError, "out_dtype needs"),
+        (lambda: GroupedLinear.from_weight(weights().numpy()), DTypeError, "weight needs a torch.Tensor, got ndarray"),
         (lambda: made()[0](rows()[None], ENDS), ShapeError, r"a needs two axes \[rows, k\]"),
+        (lambda: made()[0](rows().requires_grad_(), ENDS.tolist()), DTypeError, "offs needs a torch.Tensor, got list"),
         (lambda: made()[0](rows().to(torch.float8_e4m3fn), ENDS), DTypeError, "without its scale"),
         (lambda: made()[0](rows().tolist(), ENDS), DTypeError, "input needs a torch.Tensor or a Quantized, got list"),
         (lambda: made(static=True)[0].quantized(rows()), DTypeError, "offs needs a tensor, as each group has an input"),
@@ -231,8 +276,9 @@ def test_what_is_refused(make, error, match):
     [
         (ENDS.long(), DTypeError, "offs needs int32, got int64"),
         (ENDS.to(torch.uint16), DTypeError, "offs needs .*int32, got .*uint16"),
-        (ENDS.tolist(), DTypeError, "offs needs .*, got .*list"),
-        (None, DTypeError, "offs needs .*, got None"),
+        (ENDS.tolist(), DTypeError, "offs needs a torch.Tensor, got list"),
+        (ENDS.numpy(), DTypeError, "offs needs a torch.Tensor, got ndarray"),
+        (None, DTypeError, "offs needs a torch.Tensor, got NoneType"),
         (ENDS[0], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(\)"),
         (ENDS[None], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(1, 4\)"),
         (ENDS[1:], ShapeError, r"offs needs shape \(4,\), where each group of rows ends, got \(3,\)"),

@@ -243,6 +243,8 @@ def test_arguments_that_no_layer_takes_are_refused(options, error, words):
         Linear(K, N, **options)
     with pytest.raises(DTypeError, match="weight needs an array of float32, float16, bfloat16"):
         Linear.from_linear(nn.Linear(4, 4, dtype=torch.float64))
+    with pytest.raises(DTypeError, match=r"linear needs a torch.nn.Linear, got Conv1d"):
+        Linear.from_linear(nn.Conv1d(4, 4, 1))
 
 
 @kinds

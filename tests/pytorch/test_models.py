@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402 - after the skip
 from torch.nn.utils import prune  # noqa: E402
 
 import fp8core  # noqa: E402
-from fp8core.errors import CheckpointError, LayoutError, ScaleError  # noqa: E402
+from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError  # noqa: E402
 from fp8core.torch import Linear, Report, dequantize_model_, quantize_model_, warm_up  # noqa: E402
 from pytorch.models import Block, model, tokens  # noqa: E402
 from pytorch.tensors import bits, wide  # noqa: E402
@@ -214,6 +214,17 @@ def test_the_way_back_loses_no_hooks():
     assert isinstance(made[0], Linear)
     hook.remove()
     assert dequantize_model_(made) == ("0", "1")
+
+
+@pytest.mark.parametrize(("dtype", "got"), [(None, "float64"), (torch.int8, "int8"), (torch.float8_e4m3fn, "float8")])
+def test_the_way_back_is_refused_before_anything_is_replaced(dtype, got):
+    made = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
+    quantize_model_(made)
+    made[1].double()
+    with pytest.raises(DTypeError, match=f"dtype needs one of float32, float16, bfloat16.* got .*{got}"):
+        dequantize_model_(made, dtype)
+    assert isinstance(made[0], Linear)
+    assert dequantize_model_(made, torch.float32) == ("0", "1")
 
 
 def test_models_on_the_meta_device():
