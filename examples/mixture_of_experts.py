@@ -1,12 +1,12 @@
 """A mixture of experts with FP8 weights in two grouped products, compared with the same layer in float64.
 
-    python examples/mixture_of_experts.py [--framework numpy|cupy|torch] [--tokens 64] [--experts 8] [--each 2]
+    python examples/mixture_of_experts.py [--framework numpy|cupy|torch|jax] [--tokens 64] [--experts 8] [--each 2]
 
 Each token is routed to some of the experts. It is quantized, and its rows are sorted by expert; one grouped product
 multiplies them with the gate and up projections of all experts, SiLU is fused with the quantization of its result,
 and another grouped product multiplies with the down projections, whose rows are summed for each token. The program
 prints how many rows each expert got, the kernels, and the relative error. NumPy runs on the CPU, CuPy on a GPU, and
-PyTorch on a GPU if there is one.
+PyTorch and JAX on a GPU if there is one.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Framework(NamedTuple):
 
 
 def framework(name: str) -> Framework:
-    """Return a framework by its name; PyTorch on a GPU if there is one."""
+    """Return a framework by its name; PyTorch and JAX on a GPU if there is one."""
     if name == "torch":
         import torch
 
@@ -45,6 +45,10 @@ def framework(name: str) -> Framework:
         import cupy
 
         return Framework(cupy.asarray, cupy.asnumpy, "cuda")
+    if name == "jax":
+        import jax
+
+        return Framework(jax.numpy.asarray, np.asarray, jax.default_backend())
     return Framework(np.asarray, np.asarray, "cpu")
 
 
@@ -75,7 +79,7 @@ def in_float64(x: np.ndarray, shares: np.ndarray, chosen: np.ndarray, experts: E
 def main() -> None:
     """Run the layer in both precisions, and print how far they are apart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--framework", choices=("numpy", "cupy", "torch"), default="numpy")
+    parser.add_argument("--framework", choices=("numpy", "cupy", "torch", "jax"), default="numpy")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--experts", type=int, default=8)
     parser.add_argument("--each", type=int, default=2, help="experts of a token")

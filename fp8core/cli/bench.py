@@ -20,7 +20,7 @@ def bench(
     times = table(f"{count(tokens, 'token')}, weight {width} x {width}, {work.place()}", "operation", "kernel")
     headings = ("a call", "on the GPU") if device.count() else ("a call",)
     for heading in (*headings, "rate"):
-        times.add_column(heading, justify="right")
+        times.add_column(heading, justify="right", overflow="fold")
     columns = SpinnerColumn(), TextColumn("timing {task.description}")
     with OnTerminal(errors, *columns) as progress:
         task = progress.add_task("")

@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
-from fp8core.cli.terminal import console
+from fp8core.cli.terminal import console, table
 from fp8core.problem import Fp8Name, native_e4m3
 from fp8core.types import ActivationName, WideName
 
@@ -115,10 +115,7 @@ def verdicts(explanation: "Explanation", place: str, shown: str) -> Table:
 
     A chosen kernel is marked if a kernel that only a library on the device can judge might be chosen instead.
     """
-    made = Table()
-    made.add_column("kernel", no_wrap=True)
-    made.add_column("verdict", no_wrap=True)
-    made.add_column("reason")
+    made = table(None, "kernel", "verdict", "reason")
     for verdict in explanation.verdicts:
         mark = " *" if verdict.status == "chosen" and _doubtful(explanation) else ""
         cells = verdict.kernel, verdict.status + mark, verdict.reason.replace(place, shown)

@@ -55,10 +55,10 @@ def _show(found: "Inspection") -> None:
 def _table(what: str, kinds: "Iterable[Kind]", *columns: str) -> None:
     """Print kinds of tensors, one per row; ``columns`` are the headings of the first fields of a kind."""
     made = table(None)
-    made.add_column(what, justify="right", no_wrap=True)
+    made.add_column(what, justify="right", overflow="fold")
     for column in columns:
-        made.add_column(column, no_wrap=True)
-    made.add_column("size", justify="right", no_wrap=True)
+        made.add_column(column, overflow="fold")
+    made.add_column("size", justify="right", overflow="fold")
     made.add_column("for example", overflow="fold")
     for kind in kinds:
         cells = (kind.what, kind.scales, kind.activations)[: len(columns)]

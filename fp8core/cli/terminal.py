@@ -52,10 +52,10 @@ LINE_EVERY = 1 << 30
 
 
 def table(title: str | None, *columns: str) -> Table:
-    """Return a table with a left-aligned title."""
+    """Return a table with a left-aligned title. Cells are folded where the terminal is narrow, and lose nothing."""
     made = Table(title=None if title is None else escape(title), title_justify="left", title_style="bold")
     for column in columns:
-        made.add_column(column)
+        made.add_column(column, overflow="fold")
     return made
 
 

