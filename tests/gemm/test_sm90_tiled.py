@@ -44,7 +44,7 @@ def test_a_layout_fits_into_shared_memory(modes, bias, out):
         assert layout.stages >= 3, tile
         assert tile.columns * ITEMSIZE[out] % layout.piece_bytes == 0
         words = tile.rows + (tile.columns if modes == GROUP else 32) if along_k else 1
-        vectors = 2 * ((tile.columns if bias else 1) if along_k else tile.rows + 2 * tile.columns)
+        vectors = 2 * ((0 if along_k else tile.rows + tile.columns) + (tile.columns if bias else int(along_k)))
         fixed = layout.stages * (4 * words + 16) + 4 * vectors + 32
         ring = layout.stages * tile.stage_bytes
         staging = tile.groups * layout.buffers * tiled.STAGED_ROWS * layout.piece_bytes
