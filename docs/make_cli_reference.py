@@ -10,7 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fp8core.cli import bench, convert, demo, explain, info, quantize, tune, verify
+from fp8core.cli import bench, compiling, convert, demo, explain, info, quantize, tune, verify
 from fp8core.cli import inspect as inspect_command
 
 PAGE = Path(__file__).resolve().parent / "reference" / "cli.md"
@@ -22,6 +22,7 @@ COMMANDS: tuple[Callable[..., None], ...] = (
     convert.convert,
     quantize.quantize,
     tune.tune,
+    compiling.compile,
     demo.demo,
     bench.bench,
 )

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 import fp8core
-from fp8core.cli import bench, convert, demo, explain, info, inspect, quantize, tune, verify
+from fp8core.cli import bench, compiling, convert, demo, explain, info, inspect, quantize, tune, verify
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console, errors
 from fp8core.errors import Fp8Error
@@ -33,6 +33,7 @@ for command in (
     convert.convert,
     quantize.quantize,
     tune.tune,
+    compiling.compile,
     demo.demo,
     bench.bench,
 ):

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fp8core.core.calls import Described
 from fp8core.core.checks import whole_number, whole_numbers
 from fp8core.core.specs import ALIGNMENT, TensorSpec
 from fp8core.errors import LayoutError, ShapeError
@@ -103,17 +104,21 @@ class ExplainRequest:
         known = without_memory(x, name)
         return None if known is None else TensorSpec(name, *known, HOST)
 
-    def explained(
+    def answered(
         self,
         views: Sequence[TensorView | None],
         specs: Sequence[TensorSpec | None],
-        describe: Callable[[tuple[TensorSpec | None, ...]], Any],
-    ) -> "Explained":
-        """Return the exception that carries the explanation of a call of these operands, which ``describe`` checks."""
+        describe: Callable[[tuple[TensorSpec | None, ...]], Described],
+    ) -> "Answered":
+        """Return the exception that carries the answer to a call of these operands, which ``describe`` checks."""
         described = describe(self._placed(views, specs))
         if self.stream is not None:
             stream_address(self.stream)
-        return Explained(described.explain())
+        return Answered(self.answer(described))
+
+    def answer(self, described: Described) -> Any:
+        """Return what the caller asked for: the explanation of the call."""
+        return described.explain()
 
     def _placed(
         self, views: Sequence[TensorView | None], specs: Sequence[TensorSpec | None]
@@ -126,23 +131,29 @@ class ExplainRequest:
         )
 
 
-class Explained(BaseException):
-    """Raised to carry an explanation out of the public function that was called."""
+class Answered(BaseException):
+    """Raised to carry the answer of a request out of the public function that was called."""
 
-    def __init__(self, explanation: Explanation) -> None:
+    def __init__(self, answer: Any) -> None:
         super().__init__()
-        self.explanation = explanation
+        self.answer = answer
+
+
+def answer_of(function: Callable[..., Any], request: ExplainRequest, *args: Any, **kwargs: Any) -> Any:
+    """Return the answer of ``request`` to the call ``function(*args, **kwargs)``, which is checked and not made.
+
+    The function must take ``stream`` and make one call of an `Operation`.
+    """
+    try:
+        function(*args, **{**kwargs, "stream": request})
+    except Answered as found:
+        return found.answer
+    raise AssertionError(f"{function} makes no call that can be explained")
 
 
 def explanation_of(
     function: Callable[..., Any], *args: Any, request: ExplainRequest | None = None, **kwargs: Any
 ) -> Explanation:
-    """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: check it without making it.
-
-    The function must take ``stream`` and make one call of an `Operation`, which is explained instead of planned.
-    """
-    try:
-        function(*args, **{**kwargs, "stream": request or ExplainRequest()})
-    except Explained as answer:
-        return answer.explanation
-    raise AssertionError(f"{function} makes no call that can be explained")
+    """Return which kernels the call ``function(*args, **kwargs)`` would get, and why: `answer_of` an explanation."""
+    found: Explanation = answer_of(function, request or ExplainRequest(), *args, **kwargs)
+    return found

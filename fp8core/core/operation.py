@@ -150,7 +150,7 @@ class Operation:
         plain = options.options if type(options) is Interned else options
         if isinstance(stream, ExplainRequest):
             seen = self._viewed(operands, LaunchStream(stream.stream), stream)
-            raise stream.explained(*seen, lambda specs: self.describe(specs, plain))
+            raise stream.answered(*seen, lambda specs: self.describe(specs, plain))
         views, specs = self._viewed(operands, LaunchStream(stream))
         first = views[0]
         assert first is not None

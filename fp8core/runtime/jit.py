@@ -4,15 +4,28 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
-from fp8core.problem import Target
+from fp8core.problem import ABSENT, Target
 from fp8core.runtime import args, compiler, device, sources
-from fp8core.runtime.launches import ATTRIBUTE, Grid, Launcher
+from fp8core.runtime.launches import ATTRIBUTE, AbsentLauncher, Grid, Launcher
 
 CLUSTER_DIMENSION: Final = 4
 PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
 COOPERATIVE: Final = 2
 
 Constants = tuple[tuple[str, int | float | str], ...]
+
+
+class Asked(NamedTuple):
+    """A kernel that was prepared for a device that is not in this machine."""
+
+    target: Target
+    source: str
+    entry: str
+    constants: Constants
+
+
+ASKED: Final[dict[Asked, None]] = {}
+"""Those so far, in their order: `fp8core.runtime.ahead` compiles them."""
 
 
 class Request(NamedTuple):
@@ -67,7 +80,8 @@ def prepare(
     """Return ``entry`` of ``source`` compiled for ``target`` with ``constants``, ready to launch.
 
     Args:
-        target: the device. The kernel is compiled and loaded by this call, but only once for equal arguments.
+        target: the device. The kernel is compiled and loaded by this call, but only once for equal arguments; for a
+            device that is not in this machine it is only noted in `ASKED`, and cannot be launched.
         source: the file's name in cuda_src or hip_src, without its suffix.
         entry: the name of the ``extern "C"`` kernel.
         constants: names and values of macros, passed as ``-DNAME=VALUE``.
@@ -80,7 +94,11 @@ def prepare(
         all_shared: leave multiprocessors configured for kernels that need all shared memory (`compiler.function`).
         **extents: the length of each array among the arguments.
     """
-    function = _function(target, source, entry, tuple(constants.items()), shared_bytes, all_shared)
+    chosen = tuple(constants.items())
+    if target.device == ABSENT:
+        ASKED[Asked(target, source, entry, chosen)] = None
+        return AbsentLauncher(target, entry)
+    function = _function(target, source, entry, chosen, shared_bytes, all_shared)
     attributes = b""
     if cluster > 1:
         attributes += ATTRIBUTE.pack(CLUSTER_DIMENSION, cluster, 1, 1)

@@ -96,6 +96,16 @@ def fetch(name: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
     return kernel, False
 
 
+def has(name: str) -> bool:
+    """Return whether the folder has the kernel called ``name``, and it could be used."""
+    try:
+        with _opened(folder()) as at:
+            _read(at, name)
+    except OSError:
+        return False
+    return True
+
+
 def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
     """Write ``kernel`` under ``name`` atomically: readers see all of it or nothing.
 

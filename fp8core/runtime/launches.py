@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
-from fp8core.errors import BackendError
+from fp8core.errors import BackendError, DeviceError
 from fp8core.problem import Platform, Target
 from fp8core.runtime import args, compiler, device, limits
 
@@ -227,6 +227,22 @@ class Launcher:
     def bind_args(self, grid: Grid, given: Any) -> Callable[..., None]:
         """Call `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""
         return self.bind(grid, *args.numbers(given))
+
+
+class AbsentLauncher(Launcher):
+    """The launcher of a kernel of a device that is not in this machine, for plans whose kernels are compiled ahead."""
+
+    def __init__(self, target: Target, entry: str) -> None:
+        super().__init__(target, compiler.Function(0, None), entry, (), (1, 1, 1), 0, b"")
+
+    def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
+        """Return a launch that is not made."""
+        del grid, numbers
+
+        def launch(_stream: int, *_arguments: int | bytes) -> None:
+            raise DeviceError(f"{self.entry} cannot be launched: {self.target} is not in this machine")
+
+        return launch
 
 
 def lay_out(items: Sequence[str], start: int) -> tuple[str, tuple[int, ...], int]:

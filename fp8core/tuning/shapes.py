@@ -1,7 +1,7 @@
 """`tune_shapes`: tunes the products of linear layers, given only their shapes."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from fp8core import timing
 from fp8core.core.checks import is_one_of, whole_numbers
@@ -71,15 +71,23 @@ def tune_shapes(
     return tuned([layer_product(shape, scheme, dtype, bias=bias, device=device) for shape in listed], progress)
 
 
-def layer_product(
+class LayerCall(NamedTuple):
+    """A call of `linear` on arrays without memory."""
+
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    target: Target
+
+
+def layer_call(
     shape: tuple[int, int, int],
     scheme: str,
     dtype: str,
     *,
     bias: bool = False,
     device: int | str | Target | None = None,
-) -> ScaledMm:
-    """Return the product of a linear layer of a shape, whose weight may be read early.
+) -> LayerCall:
+    """Return the call of a linear layer of a shape (m, n, k), whose arrays are contiguous and aligned.
 
     Raises:
         ShapeError: the shape does not have three positive numbers.
@@ -96,7 +104,20 @@ def layer_product(
     scale_shape = (1,) if of_weight == PER_TENSOR else of_weight.scale_shape(n, k)
     weight = Quantized(ArraySpec((n, k), native_e4m3(target)), ArraySpec(scale_shape, "float32"), of_weight)
     given: dict[str, Any] = {"bias": ArraySpec((n,), dtype)} if bias else {}
-    asked = explain(linear, ArraySpec((m, k), dtype), weight, group_shape=of_x, target=target, **given)
+    return LayerCall((ArraySpec((m, k), dtype), weight), {"group_shape": of_x, **given}, target)
+
+
+def layer_product(
+    shape: tuple[int, int, int],
+    scheme: str,
+    dtype: str,
+    *,
+    bias: bool = False,
+    device: int | str | Target | None = None,
+) -> ScaledMm:
+    """Return the product of a linear layer of a shape, whose weight may be read early; errors as of `layer_call`."""
+    call = layer_call(shape, scheme, dtype, bias=bias, device=device)
+    asked = explain(linear, *call.arguments, target=call.target, **call.keywords)
     return product_of(asked.problem)._replace(prefetch_weight=True)
 
 

@@ -1,0 +1,90 @@
+"""`fp8core compile`: compiles the kernels of a model's linear layers beforehand, also on a machine without a GPU."""
+
+import time
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
+from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
+from fp8core.cli.terminal import OnTerminal, count, errors, line
+
+if TYPE_CHECKING:
+    from fp8core.problem import Target
+
+
+def compile(  # noqa: A001 - the name of the command
+    model: ModelPath = None,
+    shapes: Shapes = None,
+    rows: Rows = "1,16,64,256,1024,4096",
+    scheme: SchemeName = "channel",
+    dtype: WideDtype = "bfloat16",
+    target: Annotated[
+        str | None,
+        typer.Option(metavar="DEVICE", help=f"The GPU: {', '.join(TARGETS)}; by default this machine's."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Processes that compile at a time; by default all cores.")
+    ] = None,
+) -> None:
+    """Compile the kernels of a model's linear layers beforehand, for a GPU that need not be in this machine."""
+    from fp8core.checkpoint.kernels import kernels_of
+    from fp8core.errors import BackendError
+    from fp8core.runtime import ahead, kernel_cache
+
+    place = _target(target)
+    asked = layers_asked(model, shapes, rows, scheme)
+    ahead.check_compiler(place)
+    refusal = kernel_cache.refusal()
+    if refusal is not None:
+        raise BackendError(f"compiled kernels cannot be kept in {kernel_cache.folder()}: {refusal}")
+    kernels = kernels_of(asked, dtype, place)
+    wanted = ahead.missing(kernels)
+    began = time.monotonic()
+    with Steps(len(wanted)) as advance:
+        ahead.compile_all(wanted, jobs, advance)
+    lost = ahead.missing(wanted)
+    if lost:
+        raise BackendError(f"{count(len(lost), 'compiled kernel')} could not be kept in {kernel_cache.folder()}")
+    named, folder = target or place, kernel_cache.folder()
+    if wanted:
+        there = f", {len(kernels) - len(wanted):,} were there" if len(wanted) < len(kernels) else ""
+        seconds = time.monotonic() - began
+        line(f"{count(len(wanted), 'kernel')} for {named} compiled in {seconds:.1f} s{there}: {folder}")
+    else:
+        line(f"{count(len(kernels), 'kernel')} for {named}, all compiled already: {folder}")
+    if not proven(place):
+        line(f"The kernels of {named} are {UNPROVEN}.", style="yellow")
+
+
+def _target(name: str | None) -> "Target":
+    from fp8core.ops.targets import target_of
+    from fp8core.runtime import device
+
+    if name is not None and name in TARGETS:
+        return target_named(name)
+    if name is None and device.count():
+        return target_of(None)
+    got = f"got {name!r}" if name else f"as there is no GPU here: {device.why_none()}"
+    raise typer.BadParameter(f"needs one of {', '.join(TARGETS)}, {got}", param_hint="--target")
+
+
+class Steps:
+    """Shows how many kernels are compiled, on a terminal."""
+
+    def __init__(self, total: int) -> None:
+        columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+        self.progress = OnTerminal(errors, *columns)
+        self.task = self.progress.add_task("", total=total)
+
+    def __enter__(self) -> Self:
+        self.progress.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.__exit__(None, None, None)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show that ``done`` of ``total`` kernels are compiled."""
+        self.progress.update(self.task, completed=done, total=total)

@@ -1,0 +1,64 @@
+"""The options that name linear layers: a model, or shapes, and numbers of rows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fp8core.cli.numbers import whole_number
+from fp8core.cli.terminal import count, line
+
+if TYPE_CHECKING:
+    from fp8core.checkpoint.linear_shapes import LayerShape
+
+ModelPath = Annotated[
+    Path | None,
+    typer.Argument(metavar="MODEL", help="A safetensors file or a folder of them: its linear layers are taken."),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="MxNxK", help="Products m x n x k: 1,16,64x4096x4096 is three of them; repeatable."),
+]
+Rows = Annotated[str, typer.Option(metavar="M,M", help="Numbers of rows (m) to take for each of the model's layers.")]
+SchemeName = Annotated[
+    Literal["channel", "tensor", "block"],
+    typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model has its own."),
+]
+WideDtype = Annotated[Literal["bfloat16", "float16", "float32"], typer.Option(help="The dtype of inputs and results.")]
+
+
+def layers_asked(
+    model: Path | None, shapes: list[str] | None, rows: str, scheme: SchemeName
+) -> "list[tuple[int, LayerShape]]":
+    """Return the linear layers that the options name, each with a number of rows; print what the model has."""
+    from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
+
+    if model is None and not shapes:
+        raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
+    asked = [(m, LayerShape(n, k, scheme)) for m, n, k in _shapes(shapes or [])]
+    numbers = _numbers(rows, "--rows")
+    if model is not None:
+        layers = layers_of(model, scheme)
+        weights = count(sum(map(len, layers.values())), "weight")
+        line(f"{model}: {weights} of {count(len(layers), 'shape')}, {count(len(numbers), 'number')} of rows each")
+        asked += [(m, layer) for layer in layers for m in numbers]
+    return asked
+
+
+def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:
+    """Yield the products that texts such as 1,16x4096x4096 describe."""
+    for text in texts:
+        parts = text.lower().split("x")
+        if len(parts) != 3:
+            raise typer.BadParameter(f"needs m x n x k as in 1,16x4096x4096, got {text!r}", param_hint="--shapes")
+        rows, channels, shared = (_numbers(part, "--shapes") for part in parts)
+        yield from ((m, n, k) for n in channels for k in shared for m in rows)
+
+
+def _numbers(text: str, option: str) -> list[int]:
+    found = [whole_number(part) for part in text.replace(",", " ").split()]
+    if not found or not all(found):
+        needed = "needs numbers from 1 to 2**31 - 1, separated by commas"
+        raise typer.BadParameter(f"{needed}, got {text!r}", param_hint=option)
+    return [number for number in found if number]

@@ -1,0 +1,72 @@
+"""Compiles kernels into the cache on disk before a call needs them, on all cores; the device need not be here.
+
+Each core has a process of its own, as NVRTC serializes large parts of compilations in threads of one process.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+
+from fp8core.errors import BackendError
+from fp8core.problem import Target
+from fp8core.runtime import compiler, device, jit, kernel_cache
+
+Progress = Callable[[int, int], object]
+"""Called with the number of kernels that are compiled, and the number of all."""
+
+
+def check_compiler(target: Target) -> None:
+    """Refuse a target that the compiler of this machine, which is that of CuPy, cannot compile for.
+
+    Raises:
+        DeviceError: CuPy is not installed.
+        BackendError: the compiler cannot be loaded, or compiles for the other platform.
+    """
+    version = compiler.version()
+    if device.platform() != target.platform:
+        raise BackendError(f"{target} needs CuPy for {target.platform}, got one with {version}")
+
+
+def missing(kernels: Iterable[jit.Asked]) -> list[jit.Asked]:
+    """Return the kernels that the cache does not have."""
+    return [kernel for kernel in kernels if not kernel_cache.has(_file(kernel)[0])]
+
+
+def compile_all(kernels: Iterable[jit.Asked], jobs: int | None = None, progress: Progress | None = None) -> None:
+    """Compile kernels into the cache, in ``jobs`` processes, by default as many as there are cores.
+
+    Raises:
+        BackendError: the compiler refuses a kernel. Those that were compiled before are kept.
+    """
+    wanted = list(kernels)
+    count = min(jobs or os.cpu_count() or 1, len(wanted))
+    if not count:
+        return
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
+        try:
+            running = [pool.submit(_compile, kernel) for kernel in wanted]
+            for done, one in enumerate(as_completed(running), 1):
+                one.result()
+                if progress is not None:
+                    progress(done, len(wanted))
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _compile(kernel: jit.Asked) -> None:
+    name, request = _file(kernel)
+    kernel_cache.fetch(name, lambda: compiler.compile_text(request.text, request.options))
+
+
+def _file(kernel: jit.Asked) -> tuple[str, jit.Request]:
+    """Return the name of a kernel's file in the cache, and its compile request."""
+    request = jit.compile_request(kernel.target, kernel.source, kernel.entry, dict(kernel.constants))
+    return compiler.file_name(kernel.target, request.text, request.options), request
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the first process, which cancels what has not begun."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

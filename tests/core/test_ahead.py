@@ -1,0 +1,130 @@
+"""Calls that are planned for a device that is not in this machine ask for the kernels that they would run there."""
+
+import pytest
+
+import fp8core
+from fp8core import BLOCK_128, GROUP_128, PER_TOKEN, ArraySpec, Quantized
+from fp8core.core import operation
+from fp8core.core.ahead import PlanRequest, plan_ahead
+from fp8core.core.explaining import answer_of
+from fp8core.kernels.gemm.generic import ClearArgs
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.grouped.table import GROUPED_MM
+from fp8core.kernels.linear.table import LINEAR
+from fp8core.kernels.moe import MOE_PERMUTE
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.problem import ABSENT
+from fp8core.runtime import device, jit
+from support.targets import ADA, H200, MI300
+from support.warm import Nothing
+
+FP8 = "float8_e4m3fn"
+
+
+def weight(n, k, shape, group, fp8=FP8):
+    return Quantized(ArraySpec((n, k), fp8), ArraySpec(shape, "float32"), group)
+
+
+CALLS = {
+    "linear, per token": lambda m: (fp8core.linear, (ArraySpec((m, 4096), "bfloat16"), weight(1024, 4096, (1024, 1), (1, -1)))),
+    "linear, blocks": lambda m: (
+        fp8core.linear,
+        (ArraySpec((m, 4096), "bfloat16"), weight(1024, 4096, (8, 32), BLOCK_128)),
+        {"group_shape": GROUP_128},
+    ),
+    "quantize": lambda m: (fp8core.quantize, (ArraySpec((m, 1000), "float16"),), {"group_shape": PER_TOKEN}),
+    "grouped": lambda m: (
+        fp8core.grouped_scaled_mm_nt,
+        (
+            *(ArraySpec((m, 256), FP8), ArraySpec((8, 512, 256), FP8)),
+            *(ArraySpec((m, 1), "float32"), ArraySpec((8, 512, 1), "float32")),
+        ),
+        {"offs": ArraySpec((8,), "int32")},
+    ),
+    "moe_permute": lambda m: (fp8core.moe_permute, (ArraySpec((m, 256), "bfloat16"), ArraySpec((m, 8), "int64"), 64)),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """Drop plans before and after: those of a test are for stand-ins."""
+
+    def forget():
+        operation.forget()
+        for table in (SCALED_MM, GROUPED_MM, LINEAR, MOE_PERMUTE, QUANTIZE):
+            table.forget()
+        jit.ASKED.clear()
+
+    forget()
+    yield
+    forget()
+
+
+def there(monkeypatch, target, function, args, kwargs=None):
+    """Return the kernels that a machine with the device prepares for the same call: source, entry and constants."""
+    asked = {}
+
+    def prepare(target, source, entry, constants, *_, **__):
+        asked[source, entry, tuple(constants.items())] = None
+        return Nothing()
+
+    monkeypatch.setattr(jit, "prepare", prepare)
+    answer_of(function, PlanRequest(target), *args, **(kwargs or {}))
+    monkeypatch.undo()
+    return set(asked)
+
+
+@pytest.mark.parametrize("target", [H200, ADA], ids=str)
+@pytest.mark.parametrize("rows", [1, 16, 300])
+@pytest.mark.parametrize("call", CALLS)
+def test_they_are_those_of_a_machine_with_the_device(monkeypatch, call, rows, target):
+    made = CALLS[call](rows)
+    wanted = there(monkeypatch, target, *made)
+    function, args, kwargs = (*made, {})[:3]
+    plan_ahead(function, target, *args, **kwargs)
+    found = {kernel[1:] for kernel in jit.ASKED}
+    assert found == wanted
+    assert found
+    assert {kernel.target for kernel in jit.ASKED} == {target._replace(device=ABSENT)}
+
+
+def test_a_plan_for_an_absent_device_cannot_be_launched():
+    absent = H200._replace(device=ABSENT)
+    launch = jit.prepare(absent, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1).bind_args(
+        (1, 1, 1), ClearArgs(0)
+    )
+    with pytest.raises(fp8core.DeviceError, match="clear_amax cannot be launched: sm_90 is not in this machine"):
+        launch(0, 256)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 16, 64])
+@pytest.mark.parametrize("group", [PER_TOKEN, GROUP_128], ids=str)
+def test_calls_on_the_device_need_no_other_kernel(monkeypatch, group, rows):
+    cupy = pytest.importorskip("cupy")
+    real, needed = jit.prepare, set()
+
+    def prepare(target, source, entry, constants, *args, **options):
+        if target.device != ABSENT:
+            needed.add((source, entry, tuple(constants.items())))
+        return real(target, source, entry, constants, *args, **options)
+
+    monkeypatch.setattr(jit, "prepare", prepare)
+    n, k = 1024, 4096
+    stored = fp8core.quantize(cupy.ones((n, k), "float16"), group_shape=(1, -1) if group == PER_TOKEN else BLOCK_128)
+    specs = weight(n, k, stored.scale.shape, stored.group_shape)
+    plan_ahead(fp8core.linear, device.target(0), ArraySpec((rows, k), "float16"), specs, group_shape=group)
+    needed.clear()
+    layer = fp8core.Fp8Linear(stored, group_shape=group)
+    x = cupy.ones((rows, k), "float16")
+    for _ in range(3):  # the second call may read the weight early
+        layer(x)
+    chosen = fp8core.explain(layer, x).chosen
+    assert needed
+    assert needed <= {kernel[1:] for kernel in jit.ASKED} or chosen.startswith("cublaslt")
+
+
+def test_a_call_that_is_refused_asks_for_nothing():
+    with pytest.raises(fp8core.DTypeError, match="x needs"):
+        plan_ahead(fp8core.quantize, MI300, ArraySpec((4, 4), "int32"))
+    assert not jit.ASKED
