@@ -52,6 +52,16 @@ MODELS: Final = {
     "Qwen3-235B/8": Model(128, 8, 1, ((384, 4096), (4096, 192))),
     "DeepSeek-V3/8": Model(32, 8, 8, ((4096, 7168), (7168, 2048))),
 }
+MORE: Final = {
+    "gpt-oss-20b": Model(32, 4, 1, ((5760, 2880), (2880, 2880))),
+    "Llama-4-Scout/4": Model(16, 1, 1, ((4096, 5120), (5120, 2048))),
+    "Qwen3-Next": Model(512, 10, 1, ((1024, 2048), (2048, 512))),
+    "Mixtral-8x22B/2": Model(8, 2, 1, ((16384, 6144), (6144, 8192))),
+    "Kimi-K2/16": Model(24, 8, 16, ((4096, 7168), (7168, 2048))),
+    "GLM-4.5-Air": Model(128, 8, 1, ((2816, 4096), (4096, 1408))),
+}
+"""More models, by which `bench.grouped_choice` judges the choice of tiles; timed if they are named."""
+ALL: Final = {**MODELS, **MORE}
 TOKENS: Final = (1, 16, 128, 1024, 4096)
 MODES: Final = ("row", "block")
 
@@ -96,7 +106,7 @@ def codes(*shape: int) -> torch.Tensor:
 
 def operands(case: Case) -> Operands:
     """Return the operands of a case; equal cases have equal routing."""
-    model, blocks = MODELS[case.model], -(-case.k // BLOCK)
+    model, blocks = ALL[case.model], -(-case.k // BLOCK)
     torch.manual_seed(case.tokens)
     whole = model.experts * model.share
     chosen = torch.rand(case.tokens, whole, device="cuda").topk(model.each, 1).indices.flatten()
@@ -287,7 +297,7 @@ def main() -> None:
     parser.add_argument("--baselines", type=Path, help="a folder with the libraries of vLLM and DeepGEMM")
     parser.add_argument("--deep-gemm", action="store_true", help="time DeepGEMM, too, which compiles its kernels")
     log.options(parser)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--models", nargs="+", choices=ALL, default=list(MODELS))
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--tiles", action="store_true", help="time all tiles of fp8core's kernel in place of baselines")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
@@ -301,7 +311,7 @@ def main() -> None:
     cases = [
         Case(model, mode, tokens, n, k)
         for model, mode, tokens in product(chosen.models, chosen.modes, chosen.tokens)
-        for n, k in MODELS[model].shapes
+        for n, k in ALL[model].shapes
     ]
     for case, record in log.Log(chosen).measured(
         cases, key, partial(measure, loaded=loaded, deep_gemm=deep_gemm, all_tiles=chosen.tiles)

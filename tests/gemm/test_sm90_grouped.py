@@ -1,5 +1,7 @@
-"""How sm90_grouped is launched: which blocks share the rows of a."""
+"""How sm90_grouped is launched: by which tile, and which blocks share the rows of a."""
 
+import itertools
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -11,6 +13,7 @@ from fp8core.runtime import jit
 from support.targets import H200
 
 E4M3 = "float8_e4m3fn"
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "grouped"
 
 
 def product(groups, m, n, k):
@@ -43,3 +46,15 @@ def test_pairs_of_blocks_share_long_rows(shape, tile, shared):
     assert prepare.call_args.kwargs["cluster"] == 2  # neighbours, also of blocks that share nothing
     (blocks, _, _), _ = prepare.return_value.bind_args.call_args.args
     assert blocks == H200.multiprocessors
+
+
+def test_the_chosen_tile_is_about_as_fast_as_the_fastest_of_those_that_were_timed():
+    pytest.importorskip("torch")
+    from bench.grouped_choice import judged
+
+    found = list(judged(sorted(RESULTS.glob("*-tiles.jsonl"))))
+    for held_out, mode in itertools.product((False, True), ("row", "block")):
+        losses = [one.loss for one in found if (one.held_out, one.record["mode"]) == (held_out, mode)]
+        assert len(losses) == (46 if held_out else 38)
+        assert sum(losses) / len(losses) < 1.018
+        assert max(losses) < 1.14

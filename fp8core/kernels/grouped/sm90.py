@@ -46,18 +46,23 @@ ALONE: Final = 1.3
 """Factor on the time of tiles of one consumer warpgroup, which multiplies and stores by turns: of 1.0 to 1.5 the one by
 which the chosen tiles were the fastest on an H200 (``python -m bench.grouped --tiles``)."""
 
+LAST: Final = 0.25
+"""Part of a tile's time for which a multiprocessor has nothing more to load, on average, while others have their last
+tile: fitted to 76 products and judged by 92 others (experiments/2026-11-grouped-choice)."""
+
 
 def us(p: GroupedMm, tile: Tile) -> float:
     """Return the estimated microseconds of a tile if rows fall into groups at random, all equally likely.
 
     The multiprocessors take as long as for a product with as many whole tiles; the memory reads every weight that is
-    used.
+    used, and takes the longer, the fewer tiles a multiprocessor has.
     """
     one, average = p.product, p.product.m / max(1, p.groups)
     used = p.groups * (1 - math.exp(-average))
     tiles = max(1, round(used * max(1.0, one.m / max(used, 1.0) / tile.rows + HALF)))
     busy = tiled_cost.us(one._replace(m=tiles * tile.rows), tile) - tiled_cost.START_US
     memory = (used * one.n * one.k + one.m * (one.k + ITEMSIZE[one.out] * one.n)) / tiled_cost.BYTES_A_US
+    memory *= 1 + LAST * one.target.multiprocessors / max(1, tiles * ceil_div(one.n, tile.columns))
     busy *= ALONE if tile.groups == 1 else 1.0
     return tiled_cost.START_US + overlapped_us(tiled_cost.OVERLAP, memory, busy)
 
