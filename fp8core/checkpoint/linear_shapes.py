@@ -1,4 +1,4 @@
-"""The shapes and scale schemes of a checkpoint's linear layers, for tuning."""
+"""The shapes and scale schemes of a checkpoint's linear layers, for tuning and compiling."""
 
 import os
 from typing import NamedTuple
@@ -64,7 +64,7 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
                 n, k = verdict.shape[-2:]
                 add(verdict.tensor, n, k, scheme)
     if not found:
-        raise CheckpointError(f"{source} has no linear layer to tune")
+        raise CheckpointError(f"{source} has no linear layer")
     return found
 
 

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 
 from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
-from fp8core.cli.terminal import OnTerminal, count, errors, line
+from fp8core.cli.terminal import OnTerminal, count, errors, line, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.problem import Target
@@ -40,13 +40,15 @@ def compile(  # noqa: A001 - the name of the command
     if refusal is not None:
         raise BackendError(f"compiled kernels cannot be kept in {kernel_cache.folder()}: {refusal}")
     kernels = kernels_of(asked, dtype, place)
-    wanted = ahead.missing(kernels)
+    with warnings_as_lines():
+        wanted = ahead.missing(kernels)
+    refusal = kernel_cache.refusal_to_write() if wanted else None
+    if refusal is not None:
+        lost = f"{len(wanted):,} of {count(len(kernels), 'compiled kernel')}"
+        raise BackendError(f"{lost} cannot be kept in {kernel_cache.folder()}: {refusal}")
     began = time.monotonic()
     with Steps(len(wanted)) as advance:
         ahead.compile_all(wanted, jobs, advance)
-    lost = ahead.missing(wanted)
-    if lost:
-        raise BackendError(f"{count(len(lost), 'compiled kernel')} could not be kept in {kernel_cache.folder()}")
     named, folder = target or place, kernel_cache.folder()
     if wanted:
         there = f", {len(kernels) - len(wanted):,} were there" if len(wanted) < len(kernels) else ""

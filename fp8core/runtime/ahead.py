@@ -5,8 +5,10 @@ Each core has a process of its own, as NVRTC serializes large parts of compilati
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 
 from fp8core.errors import BackendError
@@ -35,22 +37,27 @@ def missing(kernels: Iterable[jit.Asked]) -> list[jit.Asked]:
 
 
 def compile_all(kernels: Iterable[jit.Asked], jobs: int | None = None, progress: Progress | None = None) -> None:
-    """Compile kernels into the cache, in ``jobs`` processes, by default as many as there are cores.
+    """Compile kernels into the cache, in ``jobs`` processes, by default one for each core that this one may use.
 
     Raises:
-        BackendError: the compiler refuses a kernel. Those that were compiled before are kept.
+        BackendError: the compiler refuses a kernel, or a kernel cannot be written, or a process was killed. Those that
+            were compiled before are kept.
     """
     wanted = list(kernels)
-    count = min(jobs or os.cpu_count() or 1, len(wanted))
+    count = min(jobs or _cores(), len(wanted))
     if not count:
         return
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
         try:
-            running = [pool.submit(_compile, kernel) for kernel in wanted]
+            with _interrupts_ignored():
+                running = [pool.submit(_compile, kernel) for kernel in wanted]
             for done, one in enumerate(as_completed(running), 1):
                 one.result()
                 if progress is not None:
                     progress(done, len(wanted))
+        except BrokenProcessPool as error:
+            needed = "jobs needs memory for each process that compiles, got one that was killed: fewer need less"
+            raise BackendError(needed) from error
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -58,7 +65,7 @@ def compile_all(kernels: Iterable[jit.Asked], jobs: int | None = None, progress:
 
 def _compile(kernel: jit.Asked) -> None:
     name, request = _file(kernel)
-    kernel_cache.fetch(name, lambda: compiler.compile_text(request.text, request.options))
+    kernel_cache.store(name, compiler.compile_text(request.text, request.options))
 
 
 def _file(kernel: jit.Asked) -> tuple[str, jit.Request]:
@@ -67,6 +74,15 @@ def _file(kernel: jit.Asked) -> tuple[str, jit.Request]:
     return compiler.file_name(kernel.target, request.text, request.options), request
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the first process, which cancels what has not begun."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Leave Ctrl-C to this process, which cancels what has not begun: those that it starts here never see it."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

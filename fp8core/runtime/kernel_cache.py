@@ -24,6 +24,7 @@ from typing import Final
 
 import platformdirs
 
+from fp8core.errors import BackendError
 from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
 
@@ -76,34 +77,65 @@ def fetch(name: str, make: Callable[[], bytes]) -> tuple[bytes, bool]:
     not used. Each case gives one RuntimeWarning with the path and the reason. The only exceptions raised are those of
     ``make``.
     """
-    place, warned = folder(), False
-    try:
-        with _opened(place) as at:
-            try:
-                return _read(at, name), True
-            except FileNotFoundError:
-                pass
-            except OSError as error:
-                warned = True
-                _warn(f"the compiled kernel {place / name} is not used, {_reason(error)}: compiling it again")
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        warned = True
-        _warn(f"compiled kernels are neither read from {place} nor kept there: {_reason(error)}; {_ELSEWHERE}")
+    found, warned = _found(name)
+    if found is not None:
+        return found, True
     kernel = make()
     keep(name, kernel, quiet=warned)
     return kernel, False
 
 
 def has(name: str) -> bool:
-    """Return whether the folder has the kernel called ``name``, and it could be used."""
+    """Return whether the folder has the kernel called ``name``, and it can be used; with the warnings of `fetch`."""
+    return _found(name)[0] is not None
+
+
+def _found(name: str) -> tuple[bytes | None, bool]:
+    """Return the kernel called ``name`` if it can be read, and whether a warning was due."""
+    place = folder()
     try:
-        with _opened(folder()) as at:
-            _read(at, name)
-    except OSError:
-        return False
-    return True
+        with _opened(place) as at:
+            try:
+                return _read(at, name), False
+            except FileNotFoundError:
+                return None, False
+            except OSError as error:
+                _warn(f"the compiled kernel {place / name} is not used, {_reason(error)}: compiling it again")
+    except FileNotFoundError:
+        return None, False
+    except OSError as error:
+        _warn(f"compiled kernels are neither read from {place} nor kept there: {_reason(error)}; {_ELSEWHERE}")
+    return None, True
+
+
+def store(name: str, kernel: bytes) -> None:
+    """Write ``kernel`` under ``name``, as `keep` does.
+
+    Raises:
+        BackendError: it cannot be written; the message has the reason.
+    """
+    try:
+        _store(name, kernel)
+    except OSError as error:
+        raise BackendError(f"compiled kernels cannot be kept in {folder()}: {_reason(error)}; {_ELSEWHERE}") from error
+
+
+def refusal_to_write() -> str | None:
+    """Make the folder if there is none, and return why no file can be made there; None if one can."""
+    probe = f"{UNFINISHED}{secrets.token_hex(8)}"
+    try:
+        with _opened(folder(), make=True) as at:
+            _write(at, probe, b"")
+            os.unlink(probe, dir_fd=at)
+    except OSError as error:
+        return _reason(error)
+    return None
+
+
+def _store(name: str, kernel: bytes) -> None:
+    with _opened(folder(), make=True) as at:
+        _remove_unfinished(at)
+        _write(at, name, _header(name, kernel) + kernel)
 
 
 def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
@@ -111,14 +143,11 @@ def keep(name: str, kernel: bytes, *, quiet: bool = False) -> None:
 
     A failure gives a RuntimeWarning, except with ``quiet``: the caller has then already warned about the cache.
     """
-    place = folder()
     try:
-        with _opened(place, make=True) as at:
-            _remove_unfinished(at)
-            _write(at, name, _header(name, kernel) + kernel)
+        _store(name, kernel)
     except OSError as error:
         if not quiet:
-            _warn(f"compiled kernels are not kept in {place}: {_reason(error)}; {_ELSEWHERE}")
+            _warn(f"compiled kernels are not kept in {folder()}: {_reason(error)}; {_ELSEWHERE}")
 
 
 def replace(name: str, kernel: bytes, reason: str) -> None:

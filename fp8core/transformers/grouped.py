@@ -11,7 +11,7 @@ from fp8core.ops import moe_permute, moe_unpermute, silu_and_mul_quant
 from fp8core.torch import GroupedLinear, Linear
 from fp8core.torch.aligned import is_read_by_rows
 from fp8core.torch.gradients import any_derivatives, has_tangent
-from fp8core.torch.input_dtypes import any_autocast, as_autocast
+from fp8core.torch.input_dtypes import as_autocast
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
 from fp8core.transformers.stacks import Part, load_together, parts_of, save_apart, stacked
 
@@ -116,11 +116,10 @@ class GroupedExperts(nn.Module):
         if static:
             rows = first.quantized(rows, group=group)
         both = first(rows, offs, dtype)
-        kept = any_autocast() or both.dtype == down.compute_dtype  # the dtype of a result for codes
-        if kept and not self._own_gate and len(self.layout.first) == 2 and type(original.act_fn) in SILU:
+        if not self._own_gate and len(self.layout.first) == 2 and type(original.act_fn) in SILU:
             form = down.quantization(both.shape[0], group=group)
             inner: Any = silu_and_mul_quant(both, round_intermediate=True, **form)
-            y = down(inner, offs)
+            y = down(inner, offs, both.dtype)
         else:
             inner = as_autocast(self._activated(both))
             y = down(down.quantized(inner, group=group), offs, inner.dtype)

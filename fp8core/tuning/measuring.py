@@ -16,7 +16,7 @@ from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.quantized import Quantized
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
-from fp8core.problem import Linear, ScaledMm
+from fp8core.problem import ABSENT, Linear, ScaledMm
 from fp8core.runtime import device
 from fp8core.tuning.values import Timed, Tuning, machine
 
@@ -101,6 +101,9 @@ def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
     """Time all candidates of a problem with ``times``, and return the tuning."""
     if problem.target.platform == "host":
         raise UnsupportedProblemError("tune needs a GPU, whose kernels it times, got the host")
+    if problem.target.device == ABSENT:
+        got = f"got {problem.target}, which is not in it"
+        raise UnsupportedProblemError(f"tune needs a GPU of this machine, whose kernels it times, {got}")
     if problem.batch_invariant:
         raise UnsupportedProblemError("a batch-invariant product has the same kernel for every m, so it is not tuned")
     if not problem.m * problem.n * problem.k:

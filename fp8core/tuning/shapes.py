@@ -56,7 +56,7 @@ def tune_shapes(
         ShapeError: a shape does not have three positive numbers.
         ScaleError: the scheme is not one of these.
         TuningError: CuPy's current stream is being captured into a graph.
-        UnsupportedProblemError: there is no GPU, or no kernel can run a product.
+        UnsupportedProblemError: there is no such GPU in this machine, or no kernel can run a product.
 
     Examples:
         >>> import fp8core

@@ -212,6 +212,13 @@ def test_without_a_gpu_there_is_nothing_to_choose_from(monkeypatch):
         tune_shapes([(1, 16, 16)])
 
 
+def test_a_gpu_of_another_machine_is_refused_before_anything_is_planned(monkeypatch):
+    monkeypatch.setattr(device, "count", lambda: 0)
+    monkeypatch.setattr(SCALED_MM, "planned", lambda *_: pytest.fail("a kernel was planned"))
+    with pytest.raises(UnsupportedProblemError, match=r"tune needs a GPU of this machine, .*, got sm_89, which is not"):
+        tune_shapes([(1, 16, 16)], device="sm_89")
+
+
 def test_a_capture_is_refused(stub, monkeypatch):
     stub.captured.add(5)
     monkeypatch.setattr(

@@ -10,11 +10,13 @@ import pytest
 from safetensors.numpy import save_file
 
 import fp8core
+from fp8core.runtime import ahead
 from support.checkpoints import normal
 
 CUPY = '''
-"""A CuPy without a driver. Its compiler fails with options in which it finds $REFUSED."""
-import os, sys
+"""A CuPy without a driver. Its compiler fails with options in which it finds $REFUSED, is killed with those in which it
+finds $KILLED, and cannot write files of more than $LARGEST bytes."""
+import os, resource, signal, sys
 from types import SimpleNamespace
 
 def no_device():
@@ -25,6 +27,10 @@ class Compiler:
         return SimpleNamespace(text=text, options=None)
     def compileProgram(self, program, options):
         program.options = options
+        if "LARGEST" in os.environ:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (int(os.environ["LARGEST"]),) * 2)
+        if any(os.environ.get("KILLED", "none at all") in option for option in options):
+            os.kill(os.getpid(), signal.SIGKILL)
         if any(os.environ.get("REFUSED", "none at all") in option for option in options):
             raise RuntimeError("NVRTC_ERROR_COMPILATION")
     def getCUBIN(self, program):
@@ -42,6 +48,11 @@ runtime = SimpleNamespace(is_hip=os.environ.get("PLATFORM") == "hip", getDeviceC
 cuda = SimpleNamespace(runtime=runtime, nvrtc=Compiler())
 sys.modules["cupy.cuda"] = cuda
 '''
+STARTING = """
+import os, signal, sys
+if "INTERRUPTED" in os.environ and "--multiprocessing-fork" in sys.orig_argv:
+    os.kill(os.getpid(), signal.SIGINT)
+"""
 LAYERS = "1,16,64,300x4096x1024"
 
 
@@ -50,6 +61,7 @@ def fp8core_(tmp_path):
     """Return a function that runs the command line in a process of its own: (exit status, stdout, stderr)."""
     (tmp_path / "standing_in").mkdir()
     (tmp_path / "standing_in" / "cupy.py").write_text(CUPY)
+    (tmp_path / "standing_in" / "sitecustomize.py").write_text(STARTING)
     paths = tmp_path / "standing_in", Path(fp8core.__file__).parents[1]
 
     def run(*arguments, **variables):
@@ -102,7 +114,8 @@ def test_a_damaged_file_is_made_again(fp8core_, tmp_path):
     first.write_bytes(sound[:-1])
     code, said, log = fp8core_("--shapes", "16x4096x1024", "--target", "sm_90")
     assert (code, said.startswith("1 kernel for sm_90 compiled in ")) == (0, True)
-    assert f"{first} is not used, it is damaged" in log
+    assert log.startswith(f"warning: the compiled kernel {first} is not used, it is damaged")
+    assert log.count("\n") == 1
     assert first.read_bytes() == sound
 
 
@@ -124,6 +137,42 @@ def test_a_kernel_that_the_compiler_refuses(fp8core_, tmp_path):
     assert "the log of the compiler" in log
     assert "Traceback" not in log
     assert len(files(tmp_path)) == len(compiled(tmp_path))  # what was compiled before is kept
+
+
+def test_a_disk_that_becomes_full(fp8core_, tmp_path):
+    code, said, log = fp8core_("--shapes", LAYERS, "--target", "sm_90", "--jobs", 1, LARGEST="4096")
+    assert (code, said) == (1, "")
+    assert log.startswith(f"error: compiled kernels cannot be kept in {tmp_path}/kernels: File too large; set FP8CORE_")
+    assert log.count("\n") == 1
+    assert not list((tmp_path / "kernels").iterdir())
+
+
+def test_a_process_that_is_killed(fp8core_, tmp_path):
+    code, said, log = fp8core_("--shapes", LAYERS, "--target", "sm_90", "--jobs", 1, KILLED="-DFP8_COLUMNS")
+    assert (code, said) == (1, "")
+    assert log == "error: jobs needs memory for each process that compiles, got one that was killed: fewer need less\n"
+    assert len(files(tmp_path)) == len(compiled(tmp_path))
+
+
+def test_an_interrupt_is_left_to_the_first_process(fp8core_):
+    code, said, log = fp8core_("--shapes", LAYERS, "--target", "sm_90", "--jobs", 2, INTERRUPTED="1")
+    assert (code, log) == (0, "")
+    assert "compiled in" in said
+
+
+def test_there_are_no_more_processes_than_cores_that_may_be_used(monkeypatch):
+    class Counted(Exception):
+        pass
+
+    def counted(processes, **_):
+        raise Counted(processes)
+
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", counted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 7, 9}, raising=False)
+    for jobs, kernels, wanted in ((None, 8, 3), (None, 2, 2), (5, 8, 5), (5, 4, 4)):
+        with pytest.raises(Counted) as found:
+            ahead.compile_all([None] * kernels, jobs)
+        assert found.value.args == (wanted,)
 
 
 @pytest.mark.parametrize(
@@ -153,4 +202,11 @@ def test_a_folder_that_is_not_used_is_refused_before_anything_is_compiled(fp8cor
     assert (code, said) == (1, "")
     assert f"compiled kernels cannot be kept in {tmp_path}/kernels: " in log
     assert "can be written by others" in log
+    assert not compiled(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_compiled(fp8core_, tmp_path):
+    code, said, log = fp8core_("--shapes", LAYERS, "--target", "sm_90", FP8CORE_CACHE_DIR="/proc/kernels")
+    assert (code, said) == (1, "")
+    assert re.fullmatch(r"error: (\d+) of \1 compiled kernels cannot be kept in /proc/kernels: .*\n", log)
     assert not compiled(tmp_path)

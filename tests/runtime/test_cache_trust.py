@@ -3,11 +3,14 @@
 import os
 import socket
 import stat
+import subprocess
 import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from fp8core.errors import BackendError
 from fp8core.runtime import kernel_cache
 
 KERNEL = b"\x7fELF and some more"
@@ -143,6 +146,37 @@ def test_what_is_made_is_this_users_alone(tmp_path, monkeypatch, mask):
     assert modes == [0o700, 0o700, 0o600]
     with warnings.catch_warnings(action="error"):
         assert kernel_cache.fetch(NAME, bytes) == (KERNEL, True)
+
+
+@root
+def test_others_use_what_root_has_made_once_they_may_read_it(monkeypatch):
+    with TemporaryDirectory() as above:
+        monkeypatch.setenv("FP8CORE_CACHE_DIR", f"{above}/kernels")
+        kernel_cache.keep(NAME, KERNEL)
+        assert not has_as_another_user()
+        subprocess.run(["chmod", "-R", "a+rX", above], check=True)  # docs/how-to/compile-ahead.md
+        assert has_as_another_user()
+
+
+def has_as_another_user():
+    child = os.fork()
+    if not child:
+        os.setgroups([])
+        os.setgid(OTHER_USER)
+        os.setuid(OTHER_USER)
+        with warnings.catch_warnings(action="ignore"):
+            os._exit(0 if kernel_cache.has(NAME) else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_writing_is_tried_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path / "a"))
+    assert kernel_cache.refusal_to_write() is None
+    assert not list((tmp_path / "a").iterdir())
+    (tmp_path / "a").chmod(0o777)
+    assert "can be written by others" in kernel_cache.refusal_to_write()
+    with pytest.raises(BackendError, match=rf"cannot be kept in {tmp_path}/a: .* can be written by others"):
+        kernel_cache.store(NAME, KERNEL)
 
 
 def test_a_folder_that_is_not_there_is_not_made_by_asking(tmp_path, monkeypatch):
