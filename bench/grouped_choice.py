@@ -8,18 +8,18 @@ one counts. Printed is the chosen tile's time as a multiple of the fastest one's
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import fp8core
-from bench.grouped import ALL, MORE
+from bench.grouped import ALL, MODES, MORE, Case
+from bench.results import Record, us
 from fp8core import ArraySpec
 from fp8core.kernels.grouped import sm90
 from fp8core.problem import BLOCK, GroupedMm
-
-Record = Mapping[str, Any]
 
 
 class Judged(NamedTuple):
@@ -37,14 +37,13 @@ class Judged(NamedTuple):
 
 def problem(record: Record) -> GroupedMm:
     """Return the product of a record on an H200."""
-    model, n, k = ALL[record["model"]], record["n"], record["k"]
-    rows, blocks = max(1, record["tokens"] * model.each // model.share), -(-k // BLOCK)
-    blocked = record["mode"] == "block"
-    a, weight = ArraySpec((rows, k), "float8_e4m3fn"), ArraySpec((model.experts, n, k), "float8_e4m3fn")
+    experts, rows, n, k = ALL[record["model"]].experts, record["rows"], record["n"], record["k"]
+    blocks, blocked = -(-k // BLOCK), record["mode"] == "block"
+    a, weight = ArraySpec((rows, k), "float8_e4m3fn"), ArraySpec((experts, n, k), "float8_e4m3fn")
     by_columns = ArraySpec((rows, blocks), "float32", strides=(1, -(-rows // 4) * 4))
     scale_a = by_columns if blocked else ArraySpec((rows, 1), "float32")
-    scale_b = ArraySpec((model.experts, *((-(-n // BLOCK), blocks) if blocked else (n, 1))), "float32")
-    ends = ArraySpec((model.experts,), "int32")
+    scale_b = ArraySpec((experts, *((-(-n // BLOCK), blocks) if blocked else (n, 1))), "float32")
+    ends = ArraySpec((experts,), "int32")
     asked = fp8core.explain(
         fp8core.grouped_scaled_mm_nt, a, weight, scale_a, scale_b, offs=ends, target="sm_90"
     ).problem
@@ -58,11 +57,11 @@ def judged(files: Iterable[Path]) -> Iterator[Judged]:
     for path in files:
         for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
             if record.get("rows"):
-                found[tuple(record[name] for name in ("model", "mode", "tokens", "n", "k"))] = record
+                found[Case(*(record[field] for field in Case._fields))] = record
     for record in found.values():
-        us = {name: time["median"] for name, time in record["us"].items() if name != "fp8core"}
-        tile = next(str(tile) for tile in sm90.by_cost(problem(record)) if str(tile) in us)
-        yield Judged(record, tile, us[tile] / min(us.values()))
+        times = {name: time for name in record["us"] if name != "fp8core" and (time := us(record, name))}
+        tile = next(str(tile) for tile in sm90.by_cost(problem(record)) if str(tile) in times)
+        yield Judged(record, tile, times[tile] / min(times.values()))
 
 
 def main() -> None:
@@ -70,16 +69,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
     found = list(judged(parser.parse_args().files))
-    for held_out in (False, True):
-        for mode in ("row", "block"):
-            some = [one for one in found if one.held_out == held_out and one.record["mode"] == mode]
-            if some:
-                worst = max(some, key=lambda one: one.loss)
-                r = worst.record
-                where = f"{r['model']}, {r['tokens']} tokens, {r['n']}x{r['k']}, {worst.tile}"
-                kind = "held out" if held_out else "fitted to"
-                print(f"{len(some)} {mode}, {kind}: mean {mean(one.loss for one in some):.4f}, ", end="")
-                print(f"worst {worst.loss:.3f} ({where})")
+    for held_out, mode in product((False, True), MODES):
+        some = [one for one in found if one.held_out == held_out and one.record["mode"] == mode]
+        if not some:
+            continue
+        worst = max(some, key=lambda one: one.loss)
+        r, kind, average = worst.record, "held out" if held_out else "fitted to", mean(one.loss for one in some)
+        where = f"{r['model']}, {r['tokens']} tokens, {r['n']}x{r['k']}, {worst.tile}"
+        print(f"{len(some)} {mode}, {kind}: mean {average:.4f}, worst {worst.loss:.3f} ({where})")
 
 
 if __name__ == "__main__":
