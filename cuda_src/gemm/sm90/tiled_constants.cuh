@@ -1,5 +1,6 @@
 // The constants with which sm90_tiled and sm90_grouped are compiled, -DFP8_<name>:
-//   GROUPS, M_SLICES         1 or 2
+//   GROUPS                   1, 2 or 3
+//   M_SLICES                 1 or 2; with 3 groups, 1
 //   PINGPONG                 0 or 1
 //   COLUMNS                  channels of a tile: an N of wgmma, and a multiple of 16
 //   STAGES                   of the ring

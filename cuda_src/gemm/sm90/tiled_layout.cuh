@@ -41,8 +41,9 @@ struct TiledLayout : Config {
     // weight), and if overlapping the next products gains more than it slows the promotion of the last.
     static constexpr int min_overlapped_columns = Config::scales == SCALES_GROUP ? 0 : Config::groups == 2 ? 128 : 96;
     static constexpr int max_overlapped_columns = Config::scales == SCALES_GROUP && Config::groups == 2 ? 96 : 128;
-    static constexpr bool overlapped =
-        Config::m_slices == 1 && Config::columns >= min_overlapped_columns && Config::columns <= max_overlapped_columns;
+    static constexpr bool overlapped = Config::m_slices == 1 && Config::groups < 3 &&
+                                       Config::columns >= min_overlapped_columns &&
+                                       Config::columns <= max_overlapped_columns;
     static constexpr bool along_k = Config::scales >= SCALES_BLOCK, promoted = Config::scales != SCALES_CHAIN;
     // Whether the next tile's first products are issued before a tile is stored: if a warpgroup has two slices, it
     // stores one while the other is multiplied. Promoted products have registers apart from the sums; chains need a set
@@ -70,7 +71,8 @@ struct TiledLayout : Config {
     // Registers of a thread: together as many as a multiprocessor has. Loading scales one by one, or those of a part of
     // k, takes more than 40.
     static constexpr bool loads_more = along_k && (!Config::scale_tiles || Config::split_k > 1);
-    static constexpr int loader_registers = loads_more ? 56 : 40, math_registers = loads_more ? 224 : 232;
+    static constexpr int loader_registers = loads_more ? 56 : 40;
+    static constexpr int math_registers = Config::groups == 3 ? 152 : loads_more ? 224 : 232;
 
     // The results of a slice are staged in pieces of piece_bytes per row, which is a swizzle width of TMA.
     static constexpr int element_bytes = Config::out_type == FLOAT32 ? 4 : Config::out_type > BFLOAT16 ? 1 : 2;

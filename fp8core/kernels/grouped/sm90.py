@@ -81,6 +81,7 @@ def candidates(p: GroupedMm) -> tuple[Tile, ...]:
         for tile in tiled_cost.tiles(one)
         if tile.cluster == 1
         and not tile.pingpong
+        and tile.groups < 3
         and tile.rows <= most
         and not (tile.rows == 128 and tile.columns in full)
     )

@@ -21,7 +21,7 @@ class Tile(NamedTuple):
     """A tile of the result, which a multiprocessor makes at a time."""
 
     rows: int
-    """64, 128 or 256."""
+    """64, 128, 192 or 256."""
     columns: int
     """Channels."""
     cluster: int = 1
@@ -39,7 +39,7 @@ class Tile(NamedTuple):
     @property
     def groups(self) -> int:
         """Return the number of consumer warpgroups."""
-        return 1 if self.rows == 64 and not self.pingpong else 2
+        return 2 if self.pingpong else 3 if self.rows == 192 else min(2, self.rows // 64)
 
     @property
     def m_slices(self) -> int:
@@ -179,6 +179,9 @@ COSTS: Final[dict[Tile, Cost]] = {
     Tile(128, 144, pingpong=True): Cost(0, 0.853),
     Tile(128, 128, pingpong=True): Cost(0, 0.8201),
     Tile(64, 256, pingpong=True): Cost(0, 0.7628),
+    Tile(192, 128): Cost(0.96, 0.94),
+    Tile(192, 96): Cost(0.92, 0.86),
+    Tile(192, 64): Cost(0.82, 0.78),
 }
 TILES: Final = tuple(COSTS)
 """The tiles that kernels are compiled for; of equally fast ones the first is chosen."""
@@ -224,7 +227,8 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
     # Ping-pong tiles: none for few rows, where loads take the time and not products.
     loads = problem.beta != 0 and not stores_tiles(problem)  # threads load what beta scales: takes registers, too
     most_alone = 0 if problem.m <= FEW_ROWS else 128 * 128 if problem.amax else 128 * 160 if loads else 128 * 192
-    # No clusters with beta, as they make some tiles twice, nor with scales that leave a warpgroup no register to spare.
+    # No clusters with beta, as they make some tiles twice, nor with scales that leave a warpgroup no register to spare;
+    # nor three warpgroups with these.
     together = 1 if problem.beta or scales == "group" else 2
     piece = 16 if ITEMSIZE[problem.out] > 1 else 32  # channels whose results are stored together
     return tuple(
@@ -234,6 +238,7 @@ def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
         and tile.columns % piece == 0
         and tile.rows * tile.columns <= (most_alone if tile.pingpong else most)
         and tile.cluster <= together
+        and (tile.groups < 3 or scales != "group")
         and not (singly and (tile.rows, tile.columns) == (64, 128))
     )
 
