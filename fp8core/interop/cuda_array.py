@@ -7,7 +7,7 @@ from fp8core.interop.dlpack import contiguous
 from fp8core.interop.dlpack_capsule import ExporterFramework, KeepAlive
 from fp8core.interop.frameworks import only_instance
 from fp8core.interop.names import type_name
-from fp8core.interop.tensor import TensorView, bytes_spanned, check_aligned, check_memory, in_elements, refused_dtype
+from fp8core.interop.tensor import TensorView, bytes_reached, check_aligned, check_memory, in_elements, refused_dtype
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device, streams
 
@@ -88,9 +88,10 @@ def as_cupy(x: Any) -> Any:
     seen, cupy = framework().view(x, "codes"), device.cupy()
     ordinal = seen.target.device
     framework().order_before(seen, device.stream(ordinal), device.current_stream(ordinal))
-    memory = cupy.cuda.UnownedMemory(seen.pointer, bytes_spanned(seen.shape, seen.strides, seen.dtype), x, ordinal)
+    begin, end = bytes_reached(seen.shape, seen.strides, seen.dtype)
+    memory = cupy.cuda.UnownedMemory(seen.pointer + begin, end - begin, x, ordinal)
     steps = tuple(stride * ITEMSIZE[seen.dtype] for stride in seen.strides)
-    return cupy.ndarray(seen.shape, seen.dtype, cupy.cuda.MemoryPointer(memory, 0), steps)
+    return cupy.ndarray(seen.shape, seen.dtype, cupy.cuda.MemoryPointer(memory, -begin), steps)
 
 
 def ordinal_of(pointer: int) -> int:

@@ -6,7 +6,6 @@ The table of functions is DLPackExchangeAPI of dlpack.h 1.2; all of its function
 import ctypes
 import sys
 from collections.abc import Callable
-from functools import cached_property
 from typing import Any, Final
 
 from fp8core.errors import BackendError, LayoutError
@@ -60,7 +59,7 @@ class Exchange(Framework):
         self._read = _READ(api.read) if api.read else None
         self._current_stream = _STREAM(api.stream)
 
-    @cached_property
+    @property
     def allocates(self) -> bool:
         """Whether the table can allocate arrays; that of cuda.core's views cannot, nor have these a stream."""
         try:

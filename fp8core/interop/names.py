@@ -67,6 +67,5 @@ def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZ
 def _spelling(dtype: Any) -> str:
     if isinstance(dtype, type):
         return dtype.__name__ if dtype.__module__ in ("numpy", "ml_dtypes", "jax.numpy") else ""
-    # numpy.dtype has a name; older scalar types of jax.numpy have a numpy.dtype; str(torch.uint8) is "torch.uint8".
-    named = getattr(dtype, "name", None) or getattr(getattr(dtype, "dtype", None), "name", None)
+    named = getattr(dtype, "name", None)  # of a numpy.dtype; str(torch.uint8) is "torch.uint8"
     return named if isinstance(named, str) else str(dtype).removeprefix("torch.")

@@ -3,7 +3,7 @@
 import math
 import sys
 from collections.abc import Callable
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 from fp8core.errors import DeviceError, LayoutError
@@ -46,22 +46,19 @@ class Torch(Framework):
         self._empty_strided = torch.empty_strided
         self._cpu = torch.device("cpu")
         self._modes = Modes(torch)
+        self._guards = cache(partial(_guards, torch))  # no cached_property: its lock would not survive a fork
         self.blocked = self._modes.count
         self.wrote = _increment(torch)
         skip_frames()
 
-    @cached_property
+    @property
     def address(self) -> Callable[[Any], int] | None:  # type: ignore[override]
         """The function that returns a tensor's address; None if torch has no usable guards.
 
         It is first read outside of modes, as the test of the guards fails inside them.
         """
-        address: Callable[[Any], int] | None = None if self._guards is None else self._torch.Tensor.data_ptr
+        address: Callable[[Any], int] | None = None if self._guards() is None else self._torch.Tensor.data_ptr
         return address
-
-    @cached_property
-    def _guards(self) -> Any:
-        return _guards(self._torch)
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of a tensor; sparse, fake and wrapped tensors, and those on other devices, are refused."""
@@ -146,8 +143,9 @@ class Torch(Framework):
         It also compares the dispatch keys of the thread, and so fails inside transforms of torch.func, tracing and
         modes that are not torch's own. It ignores FakeTensorMode and similar modes; `blocked` detects those.
         """
-        assert self._guards is not None
-        check: Callable[..., bool] = self._guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        guards = self._guards()
+        assert guards is not None
+        check: Callable[..., bool] = guards(*operands, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
         return check
 
     def allocator(

@@ -18,7 +18,7 @@ from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.torch.aligned import empty_codes, exporting, is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import Frozen
 from fp8core.torch.gradients import GroupedStraightThrough, has_tangent
-from fp8core.torch.input_dtypes import any_autocast, as_autocast, refuse_codes, result_of_codes
+from fp8core.torch.input_dtypes import any_autocast, as_autocast, expected_dtype, refuse_codes, result_of_codes
 
 ALIGNED_ROWS: Final = 4
 """Up to this many rows of an input, scales are stored by rows: there is nothing to gain from another layout."""
@@ -53,7 +53,7 @@ class GroupedLinear(Frozen):
         ShapeError: groups, in_features or out_features is not a whole number from 0 to 2**31 - 1.
         ScaleError: the scheme is "tensor", whose one scale each group may give to all its channels; or static with
             the scheme "block".
-        DTypeError: weight_dtype is not an FP8 format.
+        DTypeError: weight_dtype is not an FP8 format, or dtype is no ``torch.dtype``.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -86,7 +86,7 @@ class GroupedLinear(Frozen):
         self.in_features = checks.extent(in_features, "in_features")
         self.out_features = checks.extent(out_features, "out_features")
         self.scheme = scheme
-        self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.compute_dtype = expected_dtype(dtype)
         self.use_fast_accum = checks.flag(use_fast_accum, "use_fast_accum")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))
         n, k = self.out_features, self.in_features

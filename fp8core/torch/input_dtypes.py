@@ -19,6 +19,17 @@ CAST: Final = (torch.float32, torch.float16, torch.bfloat16)
 any_autocast: Final[Callable[[], bool]] = torch._C._is_any_autocast_enabled
 
 
+def expected_dtype(given: Any) -> torch.dtype:
+    """Return the dtype of the inputs that a layer expects: the given one, or torch's default if that is None.
+
+    Raises:
+        DTypeError: it is no ``torch.dtype``.
+    """
+    if given is not None and not isinstance(given, torch.dtype):
+        raise DTypeError(f"dtype needs a torch.dtype, got {given!r}")
+    return torch.get_default_dtype() if given is None else given
+
+
 def as_autocast(x: T) -> T | Tensor:
     """Return the input of a linear layer, cast to autocast's dtype if autocast is on for the device of x."""
     dtype = _autocast(x, CAST)

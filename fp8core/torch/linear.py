@@ -16,6 +16,7 @@ from fp8core.problem import BLOCK_128, FORMATS
 from fp8core.torch.aligned import empty_codes
 from fp8core.torch.forward import ForwardLinear
 from fp8core.torch.frozen import without_values
+from fp8core.torch.input_dtypes import expected_dtype
 
 
 class Linear(ForwardLinear):
@@ -53,7 +54,7 @@ class Linear(ForwardLinear):
         CheckpointError: scheme is not one of the three.
         ShapeError: in_features or out_features is not a whole number from 0 to 2**31 - 1.
         ScaleError: static with the scheme "block".
-        DTypeError: weight_dtype is not an FP8 format.
+        DTypeError: weight_dtype is not an FP8 format, or dtype is no ``torch.dtype``.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -87,7 +88,7 @@ class Linear(ForwardLinear):
         self.in_features = checks.extent(in_features, "in_features")
         self.out_features = checks.extent(out_features, "out_features")
         self.scheme = scheme
-        self.compute_dtype = torch.get_default_dtype() if dtype is None else dtype
+        self.compute_dtype = expected_dtype(dtype)
         self.use_fast_accum = checks.flag(use_fast_accum, "use_fast_accum")
         self.batch_invariant = checks.flag(batch_invariant, "batch_invariant")
         codes = getattr(torch, dtype_name(weight_dtype, "weight_dtype", FORMATS))

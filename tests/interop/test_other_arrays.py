@@ -1,5 +1,6 @@
 """Arrays by ``__cuda_array_interface__`` (numba, PyCUDA) and views of cuda.core, without a GPU: memory of the host."""
 
+import ctypes
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,6 +86,24 @@ def test_an_array_without_elements_has_no_address(log):
 def test_what_kernels_cannot_read_is_refused(log, fields, error, words):
     with pytest.raises(error, match=words):
         interop.view(OfNumba(np.zeros((4, 6), np.float32), **fields), "x")
+
+
+class Memory(SimpleNamespace):
+    """Stands for CuPy's UnownedMemory, whose size cannot be negative."""
+
+    def __init__(self, ptr, size, owner, device_id):
+        assert size >= 0
+        super().__init__(bytes=(ctypes.c_char * size).from_address(ptr), owner=owner, device_id=device_id)
+
+
+@pytest.mark.parametrize("cut", [np.s_[:], np.s_[::-1], np.s_[1:, ::-2], np.s_[:, ::-1], np.s_[:0]])
+def test_codes_of_any_order_become_an_array_of_cupy(log, monkeypatch, cut):
+    cuda = SimpleNamespace(UnownedMemory=Memory, MemoryPointer=lambda memory, offset: (memory.bytes, offset))
+    fake = SimpleNamespace(cuda=cuda, ndarray=lambda shape, dtype, at, steps: np.ndarray(shape, dtype, *at, steps))
+    monkeypatch.setattr(device, "cupy", lambda: fake)
+    codes = np.arange(24, dtype=np.uint8).reshape(4, 6)[cut]
+    q = Float8Array(OfNumba(codes), "float8_e4m3fn")
+    np.testing.assert_array_equal(q.codes, codes)
 
 
 def test_a_read_only_array_is_no_destination(log):

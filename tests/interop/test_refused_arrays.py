@@ -208,7 +208,12 @@ def test_a_dtype_goes_by_many_names(name):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float8", "float64", float, np.float64, np.dtype(">f4"), None, 8, ml_dtypes.float8_e4m3, []]
+    "dtype",
+    [
+        *("float8", "float64", float, np.float64, np.dtype(">f4"), None, 8, ml_dtypes.float8_e4m3, []),
+        *(np.float32(1), np.ones(2, np.float32)),  # such as an array that was meant for out
+    ],
+    ids=str,
 )
 def test_other_dtypes_are_refused_with_the_list(dtype):
     with pytest.raises(DTypeError, match=r"dtype needs one of float8_e4m3fn, .*uint8.* got "):

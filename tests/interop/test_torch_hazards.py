@@ -1,5 +1,7 @@
 """Tensors that are not what they seem: refused by name, on every call, and without a trace in what later calls use."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -275,3 +277,34 @@ def test_a_storage_that_was_resized_to_fewer_bytes_is_refused():
     x = torch.ones(16, 0)
     x.untyped_storage().resize_(0)
     assert fp8core.quantize(x).data.shape == (16, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_makes_calls_that_was_forked_amid_the_test_of_the_guards():
+    program = """
+        import os, signal, threading, warnings
+        import torch
+        import fp8core
+        from fp8core.interop import torch_tensors
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        tested, end, test = threading.Event(), threading.Event(), torch_tensors._guards
+        def slow(torch):
+            tested.set()
+            end.wait()
+            return test(torch)
+        torch_tensors._guards = slow
+        x = torch.ones(2, 32)
+        thread = threading.Thread(target=fp8core.quantize, args=(x,))
+        thread.start()
+        tested.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)  # ends a child that waits for a thread of its parent
+            end.set()
+            fp8core.quantize(x)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        end.set()
+        thread.join()
+        """
+    assert run(program) == ["0"]

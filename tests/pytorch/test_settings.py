@@ -12,7 +12,7 @@ from torch import nn  # noqa: E402 - after the skip
 import fp8core  # noqa: E402
 from fp8core.errors import DTypeError, ScaleError, ShapeError  # noqa: E402
 from fp8core.ops.linear import LINEAR_CALLS  # noqa: E402
-from fp8core.torch import Linear, quantize_model_, warm_up  # noqa: E402
+from fp8core.torch import GroupedLinear, Linear, quantize_model_, warm_up  # noqa: E402
 
 
 @pytest.mark.parametrize("name", ["batch_invariant", "use_fast_accum"])
@@ -113,6 +113,14 @@ def test_rows_to_warm_up_with_are_whole_numbers(rows):
 def test_features_are_whole_numbers(name, extent):
     with pytest.raises(ShapeError, match=rf"{name} needs a whole number from 0 to 2\*\*31 - 1, got "):
         Linear(**{"in_features": 64, "out_features": 32, name: extent})
+
+
+@pytest.mark.parametrize("dtype", ["float16", np.float16, 16], ids=repr)
+@pytest.mark.parametrize("make", [lambda d: Linear(4, 4, False, dtype=d), lambda d: GroupedLinear(2, 4, 4, dtype=d)])
+def test_a_dtype_is_one_of_torch(make, dtype):
+    """A layer without a bias has no tensor of it that torch would refuse; a later cast of the model would fail."""
+    with pytest.raises(DTypeError, match=r"dtype needs a torch\.dtype, got "):
+        make(dtype)
 
 
 def test_features_may_be_numbers_of_numpy():

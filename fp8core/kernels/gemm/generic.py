@@ -228,9 +228,9 @@ def decode_grid(p: ScaledMm) -> tuple[int, int]:
     return shape.blocks(p.m, p.n), shape.warps * p.target.warp
 
 
-def plan_decode(p: ScaledMm, shape: Layout | None = None) -> Matmul:
+def plan_decode(p: ScaledMm) -> Matmul:
     """Return the same product as `plan_mma`, with the weight read once for every 64 rows."""
-    shape = shape or layout(p)
+    shape = layout(p)
     launcher = jit.prepare(
         p.target,
         "gemm/generic/decode",
