@@ -5,7 +5,7 @@ from typing import Any
 
 from fp8core.core.calls import Described
 from fp8core.core.explaining import ExplainRequest, answer_of
-from fp8core.problem import ABSENT, Target
+from fp8core.problem import Target
 
 
 class PlanRequest(ExplainRequest):
@@ -19,8 +19,8 @@ class PlanRequest(ExplainRequest):
 
 
 def plan_ahead(function: Callable[..., Any], target: Target, *args: Any, **kwargs: Any) -> None:
-    """Plan the call ``function(*args, **kwargs)``, whose arrays are specs, as if ``target`` were not in this machine.
+    """Plan the call ``function(*args, **kwargs)``, whose arrays are specs, for a target whose device is `ABSENT`.
 
     Its kernels are in `fp8core.runtime.jit.ASKED` afterwards, unless an equal call was planned before.
     """
-    answer_of(function, PlanRequest(target._replace(device=ABSENT)), *args, **kwargs)
+    answer_of(function, PlanRequest(target), *args, **kwargs)
