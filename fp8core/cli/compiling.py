@@ -39,8 +39,8 @@ def compile(  # noqa: A001 - the name of the command
     refusal = kernel_cache.refusal()
     if refusal is not None:
         raise BackendError(f"compiled kernels cannot be kept in {kernel_cache.folder()}: {refusal}")
-    kernels = kernels_of(asked, dtype, place)
     with warnings_as_lines():
+        kernels = kernels_of(asked, dtype, place)
         wanted = ahead.missing(kernels)
     refusal = kernel_cache.refusal_to_write() if wanted else None
     if refusal is not None:

@@ -4,8 +4,8 @@ import pytest
 
 import fp8core
 from bench.choice_records import on
-from fp8core import BLOCK_128, GROUP_128, PER_TOKEN, ArraySpec, Quantized
-from fp8core.checkpoint.kernels import kernels_of, models_of
+from fp8core import BLOCK_128, GROUP_128, PER_TOKEN, ArraySpec, Quantized, tuning
+from fp8core.checkpoint.kernels import kernels_of
 from fp8core.checkpoint.linear_shapes import LayerShape
 from fp8core.core import operation
 from fp8core.core.ahead import PlanRequest, plan_ahead
@@ -21,8 +21,12 @@ from fp8core.ops.linear import linear
 from fp8core.ops.targets import TARGETS
 from fp8core.problem import ABSENT
 from fp8core.runtime import device, jit
-from fp8core.tuning.shapes import layer_call
+from fp8core.table import Choice
+from fp8core.tuning import values
+from fp8core.tuning.files import FILE_VARIABLE, load_named
+from fp8core.tuning.shapes import layer_call, layer_product
 from support.targets import ADA, H200, MI300
+from support.tunings import forget_all
 from support.warm import Nothing
 
 FP8 = "float8_e4m3fn"
@@ -127,6 +131,56 @@ def test_an_architecture_stands_for_each_measured_model_and_for_others():
     assert planned(TARGETS["sm_90"]) == set().union(*of_models)
 
 
+TUNED = 128, LayerShape(4096, 4096, "channel")
+NUMBER = 2
+"""The algorithm that `tuned_for` finds to be the fastest."""
+
+
+def tuned_for(gpu, made_of, kernel):
+    """Return a tuning of `TUNED`, as another machine has written it."""
+    m, layer = TUNED
+    product = layer_product((m, layer.n, layer.k), layer.scheme, "bfloat16", device=absent(H200))
+    name = list(SCALED_MM.kernel("sm90_tiled").algorithms(product))[NUMBER]
+    machine = tuning.Machine(gpu, 13000, 130000, fp8core.__version__, made_of)
+    chosen = tuning.Timed(kernel, NUMBER, 1.0, name)
+    return tuning.Tuning(machine, chosen, (chosen,), product._replace(target=H200))
+
+
+@pytest.mark.parametrize("model", ["NVIDIA H200", "NVIDIA L99", ""])
+@pytest.mark.parametrize(
+    ("gpu", "same", "kernel"),
+    [
+        ("NVIDIA H200", True, "sm90_tiled"),
+        ("NVIDIA L99", True, "sm90_tiled"),
+        ("NVIDIA H100 80GB HBM3", True, "sm90_tiled"),
+        ("NVIDIA H200", False, "sm90_tiled"),
+        ("NVIDIA H200", True, "cublaslt"),
+    ],
+)
+def test_tunings_of_that_gpu_count_and_no_others(monkeypatch, tmp_path, model, gpu, same, kernel):
+    target = TARGETS["sm_90"]._replace(model=model)
+    forget_all(monkeypatch)
+    without = set(kernels_of([TUNED], "bfloat16", target))
+    one = tuned_for(gpu, values.digest() if same else "of others", kernel)
+    SCALED_MM.planned(one._problem._replace(target=absent(H200)), Choice("sm90_tiled", NUMBER))
+    of_choice = set(jit.ASKED) - without
+    forget()
+    monkeypatch.setenv(FILE_VARIABLE, str(tuning.save_tunings(tmp_path / "tunings.jsonl", [one])))
+    counts = model in ("", gpu) and same and kernel == "sm90_tiled"
+    found = set(kernels_of([TUNED], "bfloat16", target))
+    assert of_choice
+    assert found - without == (of_choice if counts else set())
+    assert model or found >= without
+
+
+def test_tunings_that_cannot_be_read_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "absent"))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: No such file") as caught:
+        assert kernels_of([TUNED], "bfloat16", TARGETS["sm_90"])
+    assert len(caught) == 1
+
+
 def absent(target):
     return target._replace(device=ABSENT)
 
@@ -154,7 +208,7 @@ def test_calls_on_the_device_need_no_other_kernel(monkeypatch, group, rows):
     n, k = 1024, 4096
     stored = fp8core.quantize(cupy.ones((n, k), "float16"), group_shape=(1, -1) if group == PER_TOKEN else BLOCK_128)
     specs = weight(n, k, stored.scale.shape, stored.group_shape)
-    (here,) = models_of(device.target(0))
+    here = absent(device.target(0))._replace(model=device.name(0))
     plan_ahead(fp8core.linear, here, ArraySpec((rows, k), "float16"), specs, group_shape=group)
     needed.clear()
     layer = fp8core.Fp8Linear(stored, group_shape=group)
