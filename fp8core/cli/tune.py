@@ -40,7 +40,7 @@ def tune(
     from fp8core.tuning.shapes import layer_product, tuned
 
     SCALED_MM.before = None  # do not load the file in $FP8CORE_TUNINGS: it is read below, if it exists
-    asked = layers_asked(model, shapes, rows, scheme)
+    asked = layers_asked(model, shapes, rows, scheme).layers
     if device.count() == 0:
         raise UnsupportedProblemError(f"tune needs a GPU, whose kernels it times, got none: {device.why_none()}")
     products = list(

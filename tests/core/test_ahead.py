@@ -7,16 +7,11 @@ from bench.choice_records import on
 from fp8core import BLOCK_128, GROUP_128, PER_TOKEN, ArraySpec, Quantized, tuning
 from fp8core.checkpoint.kernels import kernels_of
 from fp8core.checkpoint.linear_shapes import LayerShape
-from fp8core.core import operation
 from fp8core.core.ahead import PlanRequest, plan_ahead
 from fp8core.core.explaining import answer_of
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.generic import ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.kernels.grouped.table import GROUPED_MM
-from fp8core.kernels.linear.table import LINEAR
-from fp8core.kernels.moe import MOE_PERMUTE
-from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.linear import linear
 from fp8core.ops.targets import TARGETS
 from fp8core.problem import ABSENT
@@ -25,6 +20,7 @@ from fp8core.table import Choice
 from fp8core.tuning import values
 from fp8core.tuning.files import FILE_VARIABLE, load_named
 from fp8core.tuning.shapes import layer_call, layer_product
+from support.ahead import absent, forget
 from support.targets import ADA, H200, MI300
 from support.tunings import forget_all
 from support.warm import Nothing
@@ -54,13 +50,6 @@ CALLS = {
     ),
     "moe_permute": lambda m: (fp8core.moe_permute, (ArraySpec((m, 256), "bfloat16"), ArraySpec((m, 8), "int64"), 64)),
 }  # fmt: skip
-
-
-def forget():
-    operation.forget()
-    for table in (SCALED_MM, GROUPED_MM, LINEAR, MOE_PERMUTE, QUANTIZE):
-        table.forget()
-    jit.ASKED.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -179,10 +168,6 @@ def test_tunings_that_cannot_be_read_are_named(monkeypatch, tmp_path):
     with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: No such file") as caught:
         assert kernels_of([TUNED], "bfloat16", TARGETS["sm_90"])
     assert len(caught) == 1
-
-
-def absent(target):
-    return target._replace(device=ABSENT)
 
 
 def test_a_plan_for_an_absent_device_cannot_be_launched():
