@@ -2,14 +2,13 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
-from fp8core.cli.terminal import OnTerminal, count, errors, line, warnings_as_lines
+from fp8core.cli.terminal import Steps, count, line, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.checkpoint.linear_shapes import LayerShape
@@ -51,8 +50,8 @@ def compile(  # noqa: A001 - the name of the command
         lost = f"{len(wanted):,} of {count(len(kernels), 'compiled kernel')}"
         raise BackendError(f"{lost} cannot be kept in {kernel_cache.folder()}: {refusal}")
     began = time.monotonic()
-    with Steps(len(wanted)) as advance:
-        ahead.compile_all(wanted, jobs, advance)
+    with Steps("compiling", len(wanted)) as steps:
+        ahead.compile_all(wanted, jobs, steps.show)
     named, folder = target or place, kernel_cache.folder()
     if wanted:
         there = f", {len(kernels) - len(wanted):,} were there" if len(wanted) < len(kernels) else ""
@@ -88,23 +87,3 @@ def _target(name: str | None) -> "Target":
         return target_of(None)
     got = f"got {name!r}" if name else f"as there is no GPU here: {device.why_none()}"
     raise typer.BadParameter(f"needs one of {', '.join(TARGETS)}, {got}", param_hint="--target")
-
-
-class Steps:
-    """Shows how many kernels are compiled, on a terminal."""
-
-    def __init__(self, total: int) -> None:
-        columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.progress = OnTerminal(errors, *columns)
-        self.task = self.progress.add_task("", total=total)
-
-    def __enter__(self) -> Self:
-        self.progress.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.__exit__(None, None, None)
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` kernels are compiled."""
-        self.progress.update(self.task, completed=done, total=total)
