@@ -112,10 +112,15 @@ class Target(NamedTuple):
     warp: int
     shared_bytes: int
     """The most shared memory of a block, in bytes."""
+    model: str = ""
+    """The driver's name of a device that is not in this machine, such as "NVIDIA H200", if it is known: estimates for
+    models that were measured are corrected. Empty for devices of this machine."""
 
     def __str__(self) -> str:
         name = {"cuda": f"sm_{self.arch}", "hip": f"gfx{self.arch:x}", "host": "host"}[self.platform]
-        return name if self.platform == "host" or self.device == ABSENT else f"{name} (device {self.device})"
+        if self.platform == "host" or self.device == ABSENT:
+            return f"{name} ({self.model})" if self.model else name
+        return f"{name} (device {self.device})"
 
 
 def native_e4m3(target: Target) -> Fp8Name:

@@ -207,6 +207,16 @@ def _check(weight_map: dict[str, str], headers: tuple[Header, ...], index: Path,
             seen[tensor] = file
 
 
+def config_of(path: Path) -> dict[str, Any]:
+    """Return the config.json of a checkpoint of any kind, without reading its headers.
+
+    Raises:
+        CheckpointError: that of a folder cannot be read, or is not a JSON object.
+    """
+    top = path.parent if path.name.endswith(".index.json") else path
+    return read_json(top / CONFIG) if top.is_dir() else _config_beside(top)
+
+
 def _config_beside(path: Path) -> dict[str, Any]:
     """Return the config.json beside a file, or an empty mapping: one that cannot be read belongs to something else."""
     try:

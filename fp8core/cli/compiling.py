@@ -1,16 +1,18 @@
-"""`fp8core compile`: compiles the kernels of a model's linear layers beforehand, also on a machine without a GPU."""
+"""`fp8core compile`: compiles the kernels of a model's layers beforehand, also on a machine without a GPU."""
 
 import time
-from typing import TYPE_CHECKING, Annotated, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
-from fp8core.cli.terminal import OnTerminal, count, errors, line, warnings_as_lines
+from fp8core.cli.terminal import Steps, count, line, warnings_as_lines
 
 if TYPE_CHECKING:
+    from fp8core.checkpoint.linear_shapes import LayerShape
+    from fp8core.checkpoint.mixture_shapes import MixtureShape
     from fp8core.problem import Target
 
 
@@ -28,27 +30,28 @@ def compile(  # noqa: A001 - the name of the command
         int | None, typer.Option(min=1, metavar="N", help="Processes that compile at a time; by default all cores.")
     ] = None,
 ) -> None:
-    """Compile the kernels of a model's linear layers beforehand, for a GPU that need not be in this machine."""
+    """Compile the kernels of a model's layers and experts beforehand, for a GPU that need not be in this machine."""
     from fp8core.checkpoint.kernels import kernels_of
     from fp8core.errors import BackendError
     from fp8core.runtime import ahead, kernel_cache
 
     place = _target(target)
     asked = layers_asked(model, shapes, rows, scheme)
+    mixtures = [(m, mixture) for mixture in _mixtures(model, asked.of_model) for m in asked.rows]
     ahead.check_compiler(place)
     refusal = kernel_cache.refusal()
     if refusal is not None:
         raise BackendError(f"compiled kernels cannot be kept in {kernel_cache.folder()}: {refusal}")
-    kernels = kernels_of(asked, dtype, place)
     with warnings_as_lines():
+        kernels = kernels_of(asked.layers, dtype, place, mixtures)
         wanted = ahead.missing(kernels)
     refusal = kernel_cache.refusal_to_write() if wanted else None
     if refusal is not None:
         lost = f"{len(wanted):,} of {count(len(kernels), 'compiled kernel')}"
         raise BackendError(f"{lost} cannot be kept in {kernel_cache.folder()}: {refusal}")
     began = time.monotonic()
-    with Steps(len(wanted)) as advance:
-        ahead.compile_all(wanted, jobs, advance)
+    with Steps("compiling", len(wanted)) as steps:
+        ahead.compile_all(wanted, jobs, steps.show)
     named, folder = target or place, kernel_cache.folder()
     if wanted:
         there = f", {len(kernels) - len(wanted):,} were there" if len(wanted) < len(kernels) else ""
@@ -58,6 +61,20 @@ def compile(  # noqa: A001 - the name of the command
         line(f"{count(len(kernels), 'kernel')} for {named}, all compiled already: {folder}")
     if not proven(place):
         line(f"The kernels of {named} are {UNPROVEN}.", style="yellow")
+
+
+def _mixtures(model: Path | None, layers: "dict[LayerShape, list[str]]") -> "dict[MixtureShape, list[str]]":
+    """Return the mixtures of experts among the layers of a model; print how many it has."""
+    from fp8core.checkpoint.mixture_shapes import mixtures_of
+    from fp8core.checkpoint.source import config_of
+
+    if model is None:
+        return {}
+    found = mixtures_of(layers, config_of(model))
+    if found:
+        mixtures = count(sum(map(len, found.values())), "mixture")
+        line(f"{model}: {mixtures} of experts of {count(len(found), 'shape')}, for as many tokens")
+    return found
 
 
 def _target(name: str | None) -> "Target":
@@ -70,23 +87,3 @@ def _target(name: str | None) -> "Target":
         return target_of(None)
     got = f"got {name!r}" if name else f"as there is no GPU here: {device.why_none()}"
     raise typer.BadParameter(f"needs one of {', '.join(TARGETS)}, {got}", param_hint="--target")
-
-
-class Steps:
-    """Shows how many kernels are compiled, on a terminal."""
-
-    def __init__(self, total: int) -> None:
-        columns = TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.progress = OnTerminal(errors, *columns)
-        self.task = self.progress.add_task("", total=total)
-
-    def __enter__(self) -> Self:
-        self.progress.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.__exit__(None, None, None)
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show that ``done`` of ``total`` kernels are compiled."""
-        self.progress.update(self.task, completed=done, total=total)

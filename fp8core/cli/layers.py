@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
 import typer
 
@@ -28,22 +28,32 @@ SchemeName = Annotated[
 WideDtype = Annotated[Literal["bfloat16", "float16", "float32"], typer.Option(help="The dtype of inputs and results.")]
 
 
-def layers_asked(
-    model: Path | None, shapes: list[str] | None, rows: str, scheme: SchemeName
-) -> "list[tuple[int, LayerShape]]":
-    """Return the linear layers that the options name, each with a number of rows; print what the model has."""
+class Asked(NamedTuple):
+    """What the options name."""
+
+    layers: "list[tuple[int, LayerShape]]"
+    """Linear layers, each with a number of rows."""
+    of_model: "dict[LayerShape, list[str]]"
+    """The layers of the model, with the names of their weights."""
+    rows: list[int]
+    """The numbers of rows for the model."""
+
+
+def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme: SchemeName) -> Asked:
+    """Return the linear layers that the options name; print what the model has."""
     from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 
     if model is None and not shapes:
         raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
     asked = [(m, LayerShape(n, k, scheme)) for m, n, k in _shapes(shapes or [])]
     numbers = _numbers(rows, "--rows")
+    layers: dict[LayerShape, list[str]] = {}
     if model is not None:
         layers = layers_of(model, scheme)
         weights = count(sum(map(len, layers.values())), "weight")
         line(f"{model}: {weights} of {count(len(layers), 'shape')}, {count(len(numbers), 'number')} of rows each")
         asked += [(m, layer) for layer in layers for m in numbers]
-    return asked
+    return Asked(asked, layers, numbers)
 
 
 def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:

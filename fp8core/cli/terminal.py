@@ -5,13 +5,21 @@ import re
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final, TextIO
+from typing import Any, Final, Self, TextIO
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -124,26 +132,37 @@ class OnTerminal(Progress):
             super().stop()
 
 
-class Bar:
-    """Shows progress in bytes: a bar on a terminal, else an occasional line."""
+class Steps:
+    """A bar on a terminal that shows how much of a task is done, in steps or as ``done`` shows it."""
 
-    def __init__(self, what: str) -> None:
-        self.what, self.printed = what, 0
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    def __init__(self, text: str, total: int | None, done: ProgressColumn | None = None) -> None:
+        columns = TextColumn(text), BarColumn(), done or MofNCompleteColumn(), TimeRemainingColumn()
         self.progress = OnTerminal(errors, *columns)
-        self.task = self.progress.add_task(what, total=None)
+        self.task = self.progress.add_task("", total=total)
 
-    def __enter__(self) -> Callable[[str, int, int], None]:
+    def __enter__(self) -> Self:
         self.progress.__enter__()
-        return self.advance
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.progress.__exit__(None, None, None)
 
-    def advance(self, name: str, done: int, total: int) -> None:
+    def show(self, done: int, total: int, what: str = "") -> None:
+        """Show how much is done; ``what`` stands for ``{task.description}`` in the text."""
+        self.progress.update(self.task, completed=done, total=total, description=what)
+
+
+class Bar(Steps):
+    """Shows progress in bytes: a bar on a terminal, else an occasional line."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, None, DownloadColumn())
+        self.what, self.printed = what, 0
+
+    def __call__(self, name: str, done: int, total: int) -> None:
         """Show that ``done`` of ``total`` bytes are done; ``name`` is the tensor of the last bytes."""
         if errors.is_terminal:
-            self.progress.update(self.task, completed=done, total=total)
+            self.show(done, total)
         elif done - self.printed >= max(LINE_EVERY, total // 10):
             self.printed = done
             line = f"{self.what}: {100 * done // total} % of {total:,} bytes ({name})"

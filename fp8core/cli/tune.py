@@ -2,13 +2,12 @@
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
-from fp8core.cli.terminal import OnTerminal, console, count, errors, line, table, warnings_as_lines
+from fp8core.cli.terminal import Steps, console, count, errors, line, table, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.problem import ScaledMm
@@ -40,7 +39,7 @@ def tune(
     from fp8core.tuning.shapes import layer_product, tuned
 
     SCALED_MM.before = None  # do not load the file in $FP8CORE_TUNINGS: it is read below, if it exists
-    asked = layers_asked(model, shapes, rows, scheme)
+    asked = layers_asked(model, shapes, rows, scheme).layers
     if device.count() == 0:
         raise UnsupportedProblemError(f"tune needs a GPU, whose kernels it times, got none: {device.why_none()}")
     products = list(
@@ -55,7 +54,7 @@ def tune(
         line(f"{file} has {count(len(products) - len(wanted), 'product')} already: --again retunes them")
     kept = Kept(file)
     try:
-        with Steps(len(wanted), kept) as advance:
+        with TuningSteps(len(wanted), kept) as advance:
             tuned(wanted, advance)
     finally:
         kept.save()
@@ -99,27 +98,18 @@ class Kept:
         self._saved, self._next = len(self.found), time.monotonic() + SAVED_AFTER
 
 
-class Steps:
+class TuningSteps(Steps):
     """Shows the progress of tuning: a bar on a terminal, else a line for each product."""
 
     def __init__(self, total: int, kept: Kept) -> None:
-        columns = TextColumn("tuning {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        self.progress = OnTerminal(errors, *columns)
-        self.task = self.progress.add_task("", total=total)
+        super().__init__("tuning {task.description}", total)
         self.kept = kept
-
-    def __enter__(self) -> Self:
-        self.progress.__enter__()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.__exit__(None, None, None)
 
     def __call__(self, tuning: "Tuning", done: int, total: int) -> None:
         """Keep a tuning, and show that ``done`` of ``total`` products are tuned."""
         self.kept.add(tuning)
         if errors.is_terminal:
-            self.progress.update(self.task, completed=done, description=_call(tuning))
+            self.show(done, total, _call(tuning))
         else:
             text = f"{done}/{total} {_call(tuning)}: {tuning.chosen}, {tuning.gain:.1%} gained"
             errors.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -12,11 +12,13 @@ from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, HIGH_PRECISION, GroupShape
+from fp8core.problem import FORMATS, GROUP_128, HIGH_PRECISION, GroupShape, ScaleLayout
 from fp8core.types import Array, ArrayT, GroupedKeywords, NumpyArray, Scale
 
 OUT: Final = 6
 """The index of the result among the operands."""
+ALIGNED_ROWS: Final = 4
+"""Up to this many rows of an input, scales are stored by rows: there is nothing to gain from another layout."""
 
 
 @overload
@@ -113,6 +115,11 @@ def grouped_scaled_mm_nt(
         weight, scale_b, group_b = parts(weight, scale_b, "weight", "scale_b")
     options = out_dtype, use_fast_accum, group_a, group_b
     return GROUPED_MM_CALLS((a, weight, scale_a, scale_b, bias, offs, out), options, stream)[0][OUT]
+
+
+def layout_of_scales(group_shape: GroupShape, rows: int | None) -> ScaleLayout:
+    """Return the layout of scales that is the fastest for an input of so many rows; None stands for any number."""
+    return "mn" if group_shape == GROUP_128 and (rows is None or rows > ALIGNED_ROWS) else "k"
 
 
 class GroupedOptions(NamedTuple):

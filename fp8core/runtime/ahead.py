@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
+from typing import NamedTuple
 
 from fp8core.errors import BackendError
 from fp8core.problem import Target
@@ -31,12 +32,25 @@ def check_compiler(target: Target) -> None:
         raise BackendError(f"{target} needs CuPy for {target.platform}, got one with {version}")
 
 
-def missing(kernels: Iterable[jit.Asked]) -> list[jit.Asked]:
+class Missing(NamedTuple):
+    """A kernel that the cache does not have."""
+
+    file: str
+    request: jit.Request
+
+
+def missing(kernels: Iterable[jit.Asked]) -> list[Missing]:
     """Return the kernels that the cache does not have."""
-    return [kernel for kernel in kernels if not kernel_cache.has(_file(kernel)[0])]
+    found = []
+    for kernel in kernels:
+        request = jit.compile_request(kernel.target, kernel.source, kernel.entry, dict(kernel.constants))
+        file = compiler.file_name(kernel.target, request.text, request.options)
+        if not kernel_cache.has(file):
+            found.append(Missing(file, request))
+    return found
 
 
-def compile_all(kernels: Iterable[jit.Asked], jobs: int | None = None, progress: Progress | None = None) -> None:
+def compile_all(kernels: Iterable[Missing], jobs: int | None = None, progress: Progress | None = None) -> None:
     """Compile kernels into the cache, in ``jobs`` processes, by default one for each core that this one may use.
 
     Raises:
@@ -63,15 +77,8 @@ def compile_all(kernels: Iterable[jit.Asked], jobs: int | None = None, progress:
             raise
 
 
-def _compile(kernel: jit.Asked) -> None:
-    name, request = _file(kernel)
-    kernel_cache.store(name, compiler.compile_text(request.text, request.options))
-
-
-def _file(kernel: jit.Asked) -> tuple[str, jit.Request]:
-    """Return the name of a kernel's file in the cache, and its compile request."""
-    request = jit.compile_request(kernel.target, kernel.source, kernel.entry, dict(kernel.constants))
-    return compiler.file_name(kernel.target, request.text, request.options), request
+def _compile(kernel: Missing) -> None:
+    kernel_cache.store(kernel.file, compiler.compile_text(kernel.request.text, kernel.request.options))
 
 
 def _cores() -> int:

@@ -19,6 +19,7 @@ class Asked(NamedTuple):
     """A kernel that was prepared for a device that is not in this machine."""
 
     target: Target
+    """The device, without its model: that of GPU decides which kernels are chosen, not what they are."""
     source: str
     entry: str
     constants: Constants
@@ -96,7 +97,7 @@ def prepare(
     """
     chosen = tuple(constants.items())
     if target.device == ABSENT:
-        ASKED[Asked(target, source, entry, chosen)] = None
+        ASKED[Asked(target._replace(model=""), source, entry, chosen)] = None
         return AbsentLauncher(target, entry)
     function = _function(target, source, entry, chosen, shared_bytes, all_shared)
     attributes = b""

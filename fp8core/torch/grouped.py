@@ -1,6 +1,6 @@
 """`GroupedLinear`: the FP8 linear layers of all experts of a mixture, in one launch."""
 
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
@@ -12,6 +12,7 @@ from fp8core.core.scaling import default_eps
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.ops import Quantized, dequantize, grouped_scaled_mm_nt, quantize
+from fp8core.ops.grouped_mm import layout_of_scales
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
@@ -19,9 +20,6 @@ from fp8core.torch.aligned import empty_codes, exporting, is_read_by_rows, refus
 from fp8core.torch.frozen import Frozen
 from fp8core.torch.gradients import GroupedStraightThrough, has_tangent
 from fp8core.torch.input_dtypes import any_autocast, as_autocast, expected_dtype, refuse_codes, result_of_codes
-
-ALIGNED_ROWS: Final = 4
-"""Up to this many rows of an input, scales are stored by rows: there is nothing to gain from another layout."""
 
 
 class GroupedLinear(Frozen):
@@ -160,8 +158,8 @@ class GroupedLinear(Frozen):
         """
         if self.input_scale is None or not self.groups:
             # Exports are for any number of rows.
-            by_columns = self.group_shape == GROUP_128 and (exporting() or rows > ALIGNED_ROWS)
-            return {"group_shape": self.group_shape, "scale_layout": "mn" if by_columns else "k", "eps": default_eps()}
+            layout = layout_of_scales(self.group_shape, None if exporting() else rows)
+            return {"group_shape": self.group_shape, "scale_layout": layout, "eps": default_eps()}
         group = self.group_of_rows(rows, offs) if group is None else group
         return {"group_shape": PER_TOKEN, "scale": self.input_scale[group, None], "eps": default_eps()}
 

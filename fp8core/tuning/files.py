@@ -16,12 +16,12 @@ import platformdirs
 from fp8core.errors import TuningError
 from fp8core.interop.names import type_name
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ScaledMm
+from fp8core.problem import ABSENT, ScaledMm, Target
 from fp8core.runtime import device
 from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
-from fp8core.tuning.values import APPLIED, Machine, Tuning, choosing, machine
+from fp8core.tuning.values import APPLIED, Machine, Tuning, choosing, is_for, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
 LARGEST: Final = 256 << 20
@@ -172,19 +172,37 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
 def load_named(product: ScaledMm) -> bool:
     """Load the file in ``$FP8CORE_TUNINGS``, if that is set, before a product on a GPU; warn if it cannot be read.
 
-    Products on the host do not need it. Loading asks the driver for devices, after which no forked child could use one.
+    Products on the host, or on a device that is not in this machine, do not need it. Loading asks the driver for
+    devices, after which no forked child could use one.
 
     Returns:
         Whether that is done.
     """
-    if product.target.platform == "host":
+    if product.target.platform == "host" or product.target.device == ABSENT:
         return False
     if os.environ.get(FILE_VARIABLE):
         try:
             load_tunings()
         except OSError as error:
-            _warn(f"tunings in {tunings_file()}, which {FILE_VARIABLE} names, are not used: {error.strerror or error}")
+            _warn_unread(error)
     return True
+
+
+def named_ahead(target: Target) -> list[Tuning]:
+    """Return the tunings in ``$FP8CORE_TUNINGS`` for a target without a device; warn if the file cannot be read."""
+    if not os.environ.get(FILE_VARIABLE):
+        return []
+    try:
+        _check_home(tunings_file())
+        found = _read(tunings_file())
+    except OSError as error:
+        _warn_unread(error)
+        return []
+    return [tuning for tuning in found.tunings if is_for(tuning, target)]
+
+
+def _warn_unread(error: OSError) -> None:
+    _warn(f"tunings in {tunings_file()}, which {FILE_VARIABLE} names, are not used: {error.strerror or error}")
 
 
 def _read(file: Path) -> Contents:

@@ -225,6 +225,28 @@ APPLIED: Final[dict[tuple[Machine, ScaledMm], Tuning]] = {}
 """The tunings of this process, which can be saved: for each product the one tuned or loaded last."""
 
 
+def is_for(tuning: Tuning, target: Target) -> bool:
+    """Return whether a tuning may apply to a target without a device: its driver and library are not known.
+
+    One without a model may be any that is like the timed one.
+    """
+    from fp8core import __version__
+
+    machine = tuning.machine
+    same = (machine.fp8core, machine.sources) == (__version__, digest())
+    return same and target.model in ("", machine.gpu) and alike(target, tuning._problem.target)
+
+
+def apply_ahead(tuning: Tuning, target: Target) -> None:
+    """Choose the kernel for a target without a device, too, unless it is a library's, which cannot be queried."""
+    with choosing():
+        for prefetch in (False, True):
+            problem = tuning._problem._replace(target=target, prefetch_weight=prefetch)
+            choice = SCALED_MM.numbered(problem, tuning.chosen.kernel, tuning.chosen.name)
+            if choice is not None:
+                SCALED_MM.prefer(problem, choice)
+
+
 @contextmanager
 def choosing() -> Iterator[None]:
     """Drop all planned calls after a block that changes choices of the table, however the block ends."""
@@ -247,13 +269,13 @@ def time_of(kernel: str, algorithm: int, name: str, timed: Sequence[Timed]) -> T
 
 
 def alike(one: Target, other: Target) -> bool:
-    """Return whether two targets are equal except for the device's ordinal."""
+    """Return whether two targets are equal except for the device's ordinal and model."""
     return normal(one) == normal(other)
 
 
 def normal(target: Target) -> Target:
-    """Return a target without the device's ordinal."""
-    return target._replace(device=0)
+    """Return a target without the device's ordinal and model."""
+    return target._replace(device=0, model="")
 
 
 @cache

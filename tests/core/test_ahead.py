@@ -3,19 +3,26 @@
 import pytest
 
 import fp8core
-from fp8core import BLOCK_128, GROUP_128, PER_TOKEN, ArraySpec, Quantized
-from fp8core.core import operation
+from bench.choice_records import on
+from fp8core import BLOCK_128, GROUP_128, PER_TOKEN, ArraySpec, Quantized, tuning
+from fp8core.checkpoint.kernels import kernels_of
+from fp8core.checkpoint.linear_shapes import LayerShape
 from fp8core.core.ahead import PlanRequest, plan_ahead
 from fp8core.core.explaining import answer_of
+from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.generic import ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.kernels.grouped.table import GROUPED_MM
-from fp8core.kernels.linear.table import LINEAR
-from fp8core.kernels.moe import MOE_PERMUTE
-from fp8core.kernels.quantize import QUANTIZE
+from fp8core.ops.linear import linear
+from fp8core.ops.targets import TARGETS
 from fp8core.problem import ABSENT
 from fp8core.runtime import device, jit
+from fp8core.table import Choice
+from fp8core.tuning import values
+from fp8core.tuning.files import FILE_VARIABLE, load_named
+from fp8core.tuning.shapes import layer_call, layer_product
+from support.ahead import absent, forget
 from support.targets import ADA, H200, MI300
+from support.tunings import forget_all
 from support.warm import Nothing
 
 FP8 = "float8_e4m3fn"
@@ -48,13 +55,6 @@ CALLS = {
 @pytest.fixture(autouse=True)
 def forgotten():
     """Drop plans before and after: those of a test are for stand-ins."""
-
-    def forget():
-        operation.forget()
-        for table in (SCALED_MM, GROUPED_MM, LINEAR, MOE_PERMUTE, QUANTIZE):
-            table.forget()
-        jit.ASKED.clear()
-
     forget()
     yield
     forget()
@@ -81,18 +81,98 @@ def test_they_are_those_of_a_machine_with_the_device(monkeypatch, call, rows, ta
     made = CALLS[call](rows)
     wanted = there(monkeypatch, target, *made)
     function, args, kwargs = (*made, {})[:3]
-    plan_ahead(function, target, *args, **kwargs)
+    plan_ahead(function, absent(target), *args, **kwargs)
     found = {kernel[1:] for kernel in jit.ASKED}
     assert found == wanted
     assert found
-    assert {kernel.target for kernel in jit.ASKED} == {target._replace(device=ABSENT)}
+    assert {kernel.target for kernel in jit.ASKED} == {absent(target)}
+
+
+LLAMA = (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)
+LAYERS = [(m, LayerShape(n, k, scheme)) for n, k in LLAMA for m in (1, 64, 128, 256) for scheme in ("channel", "block")]
+
+
+def planned(target):
+    """Return the kernels of `LAYERS` for a target, planned for it alone."""
+    jit.ASKED.clear()
+    return set(kernels_of(LAYERS, "bfloat16", target))
+
+
+@pytest.mark.parametrize("gpu", corrections.trees())
+def test_a_model_of_gpu_gets_the_kernels_that_it_chooses_itself(monkeypatch, gpu):
+    """Estimates are corrected for the model that is in the machine, and for the one that is named."""
+    calls = [layer_call((m, n, k), scheme, "bfloat16", device=H200) for m, (n, k, scheme, _) in LAYERS]
+    with on(gpu):
+        wanted = set().union(*(there(monkeypatch, H200, linear, *call[:2]) for call in calls))
+    forget()
+    found = planned(TARGETS["sm_90"]._replace(model=gpu))
+    assert {kernel[1:] for kernel in found} == wanted
+    assert {kernel.target for kernel in found} == {absent(H200)}
+    forget()
+    monkeypatch.setattr(device, "name", lambda ordinal: gpu)
+    assert planned(H200) == found
+
+
+def test_an_architecture_stands_for_each_measured_model_and_for_others():
+    of_models = [planned(TARGETS["sm_90"]._replace(model=model)) for model in ("another", *corrections.trees())]
+    assert of_models[0] != of_models[1] != of_models[2] != of_models[0]
+    forget()
+    assert planned(TARGETS["sm_90"]) == set().union(*of_models)
+
+
+TUNED = 128, LayerShape(4096, 4096, "channel")
+NUMBER = 2
+"""The algorithm that `tuned_for` finds to be the fastest."""
+
+
+def tuned_for(gpu, made_of, kernel):
+    """Return a tuning of `TUNED`, as another machine has written it."""
+    m, layer = TUNED
+    product = layer_product((m, layer.n, layer.k), layer.scheme, "bfloat16", device=absent(H200))
+    name = list(SCALED_MM.kernel("sm90_tiled").algorithms(product))[NUMBER]
+    machine = tuning.Machine(gpu, 13000, 130000, fp8core.__version__, made_of)
+    chosen = tuning.Timed(kernel, NUMBER, 1.0, name)
+    return tuning.Tuning(machine, chosen, (chosen,), product._replace(target=H200))
+
+
+@pytest.mark.parametrize("model", ["NVIDIA H200", "NVIDIA L99", ""])
+@pytest.mark.parametrize(
+    ("gpu", "same", "kernel"),
+    [
+        ("NVIDIA H200", True, "sm90_tiled"),
+        ("NVIDIA L99", True, "sm90_tiled"),
+        ("NVIDIA H100 80GB HBM3", True, "sm90_tiled"),
+        ("NVIDIA H200", False, "sm90_tiled"),
+        ("NVIDIA H200", True, "cublaslt"),
+    ],
+)
+def test_tunings_of_that_gpu_count_and_no_others(monkeypatch, tmp_path, model, gpu, same, kernel):
+    target = TARGETS["sm_90"]._replace(model=model)
+    forget_all(monkeypatch)
+    without = set(kernels_of([TUNED], "bfloat16", target))
+    one = tuned_for(gpu, values.digest() if same else "of others", kernel)
+    SCALED_MM.planned(one._problem._replace(target=absent(H200)), Choice("sm90_tiled", NUMBER))
+    of_choice = set(jit.ASKED) - without
+    forget()
+    monkeypatch.setenv(FILE_VARIABLE, str(tuning.save_tunings(tmp_path / "tunings.jsonl", [one])))
+    counts = model in ("", gpu) and same and kernel == "sm90_tiled"
+    found = set(kernels_of([TUNED], "bfloat16", target))
+    assert of_choice
+    assert found - without == (of_choice if counts else set())
+    assert model or found >= without
+
+
+def test_tunings_that_cannot_be_read_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "absent"))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: No such file") as caught:
+        assert kernels_of([TUNED], "bfloat16", TARGETS["sm_90"])
+    assert len(caught) == 1
 
 
 def test_a_plan_for_an_absent_device_cannot_be_launched():
-    absent = H200._replace(device=ABSENT)
-    launch = jit.prepare(absent, "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1).bind_args(
-        (1, 1, 1), ClearArgs(0)
-    )
+    prepared = jit.prepare(absent(H200), "gemm/clear_amax", "clear_amax", {}, ClearArgs, block=1)
+    launch = prepared.bind_args((1, 1, 1), ClearArgs(0))
     with pytest.raises(fp8core.DeviceError, match="clear_amax cannot be launched: sm_90 is not in this machine"):
         launch(0, 256)
 
@@ -113,7 +193,8 @@ def test_calls_on_the_device_need_no_other_kernel(monkeypatch, group, rows):
     n, k = 1024, 4096
     stored = fp8core.quantize(cupy.ones((n, k), "float16"), group_shape=(1, -1) if group == PER_TOKEN else BLOCK_128)
     specs = weight(n, k, stored.scale.shape, stored.group_shape)
-    plan_ahead(fp8core.linear, device.target(0), ArraySpec((rows, k), "float16"), specs, group_shape=group)
+    here = absent(device.target(0))._replace(model=device.name(0))
+    plan_ahead(fp8core.linear, here, ArraySpec((rows, k), "float16"), specs, group_shape=group)
     needed.clear()
     layer = fp8core.Fp8Linear(stored, group_shape=group)
     x = cupy.ones((rows, k), "float16")
@@ -126,5 +207,5 @@ def test_calls_on_the_device_need_no_other_kernel(monkeypatch, group, rows):
 
 def test_a_call_that_is_refused_asks_for_nothing():
     with pytest.raises(fp8core.DTypeError, match="x needs"):
-        plan_ahead(fp8core.quantize, MI300, ArraySpec((4, 4), "int32"))
+        plan_ahead(fp8core.quantize, absent(MI300), ArraySpec((4, 4), "int32"))
     assert not jit.ASKED

@@ -76,11 +76,16 @@ def batched(values):
 
 
 @pytest.mark.parametrize(("name", "ordinal", "found"), [("a GPU", 0, "a GPU"), ("other", 0, None), ("a GPU", 1, None)])
-def test_only_gpus_of_this_machine_that_were_measured_have_corrections(grown, monkeypatch, name, ordinal, found):
+def test_only_gpus_that_were_measured_have_corrections(grown, monkeypatch, name, ordinal, found):
     monkeypatch.setattr(device, "count", lambda: 1)
     monkeypatch.setattr(device, "name", lambda ordinal: name)
     assert corrections.gpu_of(H200._replace(device=ordinal)) == found
     assert corrections.gpu_of(H200._replace(device=-1)) is None
+
+
+@pytest.mark.parametrize(("model", "found"), [("a GPU", "a GPU"), ("other", None)])
+def test_a_gpu_that_is_not_here_has_those_of_its_model(grown, model, found):
+    assert corrections.gpu_of(H200._replace(device=-1, model=model)) == found
 
 
 def product(m, n=4096, k=4096, scale="row"):

@@ -130,6 +130,23 @@ def test_the_layers_of_a_model(fp8core_, tmp_path):
     assert all("-arch=sm_120 " in each for each in compiled(tmp_path))
 
 
+def test_the_experts_of_a_model(fp8core_, tmp_path):
+    sizes = {"gate_proj": (128, 256), "up_proj": (128, 256), "down_proj": (256, 128)}
+    names = [
+        (f"model.layers.0.mlp.experts.{i}.{part}.weight", shape) for i in range(4) for part, shape in sizes.items()
+    ]
+    save_file({name: normal(*shape) for name, shape in names}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts_per_tok": 2}')
+    code, said, log = fp8core_(tmp_path, "--rows", "1,16", "--target", "sm_90", "--scheme", "block")
+    assert (code, log) == (0, "")
+    assert said.splitlines()[:2] == [
+        f"{tmp_path}: 12 weights of 2 shapes, 2 numbers of rows each",
+        f"{tmp_path}: 1 mixture of experts of 1 shape, for as many tokens",
+    ]
+    sources = [path.read_bytes() for path in (tmp_path / "kernels").glob("*.kernel")]
+    assert all(any(entry in each for each in sources) for entry in (b"sm90_grouped", b"count_experts", b"silu_and_mul"))
+
+
 def test_a_kernel_that_the_compiler_refuses(fp8core_, tmp_path):
     code, said, log = fp8core_("--shapes", LAYERS, "--target", "sm_90", "--jobs", 1, REFUSED="-DFP8_COLUMNS")
     assert (code, said) == (1, "")

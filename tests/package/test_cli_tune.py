@@ -10,7 +10,7 @@ from rich.console import Console
 from fp8core import timing
 from fp8core.checkpoint import quantize_checkpoint, tune_checkpoint
 from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
-from fp8core.cli import tune
+from fp8core.cli import terminal, tune
 from fp8core.errors import CheckpointError, ShapeError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.tuning import load_tunings, measuring, shapes
@@ -140,7 +140,8 @@ def test_a_checkpoint_is_tuned_from_python_as_well(fp8core_, monkeypatch, tmp_pa
 
 def test_a_terminal_has_a_bar(fp8core_, monkeypatch):
     watched = Console(stderr=True, force_terminal=True, width=120)
-    monkeypatch.setattr(tune, "errors", watched)
+    for module in (tune, terminal):
+        monkeypatch.setattr(module, "errors", watched)
     code, _, log = fp8core_("tune", "--shapes", "96x512x1024")
     assert code == 0
     assert "tuning" in log

@@ -104,8 +104,11 @@ def factor(kernel: str, asked: tuple[float, ...], fields: tuple[str, ...], gpu: 
 
 @cache
 def gpu_of(target: Target) -> str | None:
-    """Return the name of the target's GPU if it is in this machine and its model was measured, or None."""
-    if not 0 <= target.device < device.count():
-        return None
-    name = device.name(target.device)
-    return name if name in trees() else None
+    """Return the model of the target's GPU if it is known and was measured, or None."""
+    model = device.name(target.device) if 0 <= target.device < device.count() else target.model
+    return model if model in trees() else None
+
+
+def measured_models(target: Target) -> tuple[str, ...]:
+    """Return the measured models of GPU of an architecture; all measured ones are of sm_90."""
+    return tuple(trees()) if (target.platform, target.arch) == ("cuda", 90) else ()

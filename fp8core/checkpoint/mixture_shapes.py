@@ -1,0 +1,93 @@
+"""The shapes of a checkpoint's mixtures of experts that can run in grouped products, for compiling."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
+
+from fp8core.checkpoint.experts import BACK, PARTS
+from fp8core.checkpoint.kinds import sizes_of
+from fp8core.checkpoint.linear_shapes import LayerShape
+from fp8core.checkpoint.naming import module_of
+from fp8core.kernels.grouped.args import MOST_GROUPS
+from fp8core.problem import BLOCK
+
+EXPERTS: Final = ".experts"
+
+
+class MixtureShape(NamedTuple):
+    """A mixture of experts: how many there are, how many a token has, and the extents and scheme of their layers.
+
+    Examples:
+        >>> from fp8core.checkpoint.mixture_shapes import MixtureShape
+        >>> MixtureShape(experts=128, each=8, hidden=2048, inner=768, scheme="block").gated
+        True
+    """
+
+    experts: int
+    each: int
+    """The experts of a token."""
+    hidden: int
+    inner: int
+    scheme: Literal["channel", "block"]
+    """That of grouped products, in which a scale per tensor is repeated for each channel."""
+    gated: bool = True
+    """Whether an expert has a gate beside its up projection."""
+
+
+def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str, Any]) -> dict[MixtureShape, list[str]]:
+    """Return the distinct mixtures among layers, each with the names of its modules.
+
+    Experts are found that the checkpoint stores one by one, and that can be grouped: the layers of a projection are
+    alike, without bias, and no block of 128x128 covers rows of gate and of up.
+
+    Args:
+        layers: the layers of a checkpoint with the names of their weights, as `layers_of` returns them.
+        config: its config.json, which has the number of experts of a token.
+
+    Examples:
+        >>> from fp8core.checkpoint.linear_shapes import LayerShape
+        >>> from fp8core.checkpoint.mixture_shapes import mixtures_of
+        >>> names = [f"mlp.experts.{i}.{name}_proj.weight" for i in range(8) for name in ("gate", "up", "down")]
+        >>> mixtures_of({LayerShape(256, 256, "channel"): names}, {"num_experts_per_tok": 2})
+        {MixtureShape(experts=8, each=2, hidden=256, inner=256, scheme='channel', gated=True): ['mlp.experts']}
+    """
+    each = sizes_of(config).get("num_experts_per_tok")
+    modules: dict[str, dict[str, list[LayerShape]]] = defaultdict(lambda: defaultdict(list))
+    for shape, names in layers.items():
+        for name in names:
+            before, found, expert = module_of(name).rpartition(f"{EXPERTS}.")
+            number, _, projection = expert.partition(".")
+            if found and number.isdecimal() and projection in PARTS:
+                modules[before + EXPERTS][projection].append(shape)
+    mixtures: dict[MixtureShape, list[str]] = {}
+    for module, projections in modules.items():
+        mixture = _mixture(projections, each) if isinstance(each, int) and each > 0 else None
+        if mixture is not None:
+            mixtures.setdefault(mixture, []).append(module)
+    return mixtures
+
+
+def _mixture(projections: Mapping[str, Sequence[LayerShape]], each: int) -> MixtureShape | None:
+    """Return the mixture of the experts with these layers by projection; None if they cannot be grouped."""
+    first = [shapes for name, shapes in projections.items() if name not in BACK]
+    last = [shapes for name, shapes in projections.items() if name in BACK]
+    counts = {len(shapes) for shapes in projections.values()}
+    if len(first) not in (1, 2) or len(last) != 1 or len(counts) != 1 or max(counts) > MOST_GROUPS:
+        return None
+    alike = _only(shape for shapes in first for shape in shapes), _only(last[0])
+    if None in alike:
+        return None
+    up, down = alike
+    assert up is not None
+    assert down is not None
+    gated, across = len(first) == 2, up.scheme == "block" and up.n % BLOCK
+    if (down.n, down.k, down.scheme) != (up.k, up.n, up.scheme) or up.bias or down.bias or (gated and across):
+        return None
+    scheme: Literal["channel", "block"] = "block" if up.scheme == "block" else "channel"
+    return MixtureShape(max(counts), each, up.k, up.n, scheme, gated)
+
+
+def _only(shapes: Iterable[LayerShape]) -> LayerShape | None:
+    """Return the shape that all have; None if there are several."""
+    found = set(shapes)
+    return found.pop() if len(found) == 1 else None

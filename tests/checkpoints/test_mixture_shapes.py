@@ -1,0 +1,66 @@
+"""Which experts of a checkpoint are compiled as grouped products."""
+
+import pytest
+
+from fp8core.checkpoint.linear_shapes import LayerShape
+from fp8core.checkpoint.mixture_shapes import MixtureShape, mixtures_of
+
+CONFIG = {"num_experts_per_tok": 2}
+UP, DOWN = LayerShape(256, 512, "channel"), LayerShape(512, 256, "channel")
+
+
+def layers(projections, experts=4, module="model.layers.0.mlp.experts", **others):
+    """Return layers with the names of their weights: those of each expert, and others."""
+    found = {}
+    for projection, shape in projections.items():
+        found.setdefault(shape, []).extend(f"{module}.{i}.{projection}.weight" for i in range(experts))
+    for name, shape in others.items():
+        found.setdefault(shape, []).append(name)
+    return found
+
+
+def of(scheme, n=256, bias=False):
+    return {
+        **dict.fromkeys(("gate_proj", "up_proj"), LayerShape(n, 512, scheme, bias)),
+        "down_proj": LayerShape(512, n, scheme, bias),
+    }
+
+
+@pytest.mark.parametrize(
+    ("projections", "config", "wanted"),
+    [
+        (of("channel"), CONFIG, MixtureShape(4, 2, 512, 256, "channel")),
+        (of("tensor"), CONFIG, MixtureShape(4, 2, 512, 256, "channel")),
+        (of("block"), {"text_config": CONFIG}, MixtureShape(4, 2, 512, 256, "block")),
+        ({"w1": UP, "w3": UP, "w2": DOWN}, CONFIG, MixtureShape(4, 2, 512, 256, "channel")),
+        ({"up_proj": UP, "down_proj": DOWN}, CONFIG, MixtureShape(4, 2, 512, 256, "channel", gated=False)),
+        ({"up_proj": UP._replace(n=192, scheme="block"), "down_proj": DOWN._replace(k=192, scheme="block")}, CONFIG,
+         MixtureShape(4, 2, 512, 192, "block", gated=False)),
+        (of("block", 192), CONFIG, None),
+        (of("channel", bias=True), CONFIG, None),
+        (of("channel"), {}, None),
+        (of("channel"), {"num_experts_per_tok": [2, 2]}, None),
+        ({"gate_proj": UP, "up_proj": UP}, CONFIG, None),
+        ({"gate_proj": UP, "up_proj": UP._replace(n=128), "down_proj": DOWN}, CONFIG, None),
+        ({"gate_proj": UP, "up_proj": UP, "down_proj": DOWN._replace(scheme="block")}, CONFIG, None),
+        ({"gate_proj": UP, "up_proj": UP, "down_proj": DOWN._replace(k=128)}, CONFIG, None),
+    ],
+)  # fmt: skip
+def test_a_mixture_of_alike_experts_is_found(projections, config, wanted):
+    found = mixtures_of(layers(projections), config)
+    assert found == ({} if wanted is None else {wanted: ["model.layers.0.mlp.experts"]})
+
+
+def test_experts_that_differ_are_left_out():
+    odd = {"model.layers.0.mlp.experts.4.gate_proj.weight": UP._replace(n=128)}
+    assert mixtures_of(layers(of("channel"), **odd), CONFIG) == {}
+    assert mixtures_of(layers(of("channel"), experts=1025), CONFIG) == {}
+
+
+def test_layers_beside_experts_belong_to_no_mixture():
+    others = {
+        "model.layers.0.mlp.shared_experts.gate_proj.weight": UP,
+        "model.layers.0.mlp.experts.gate_up_proj": UP,
+        "model.layers.0.self_attn.o_proj.weight": DOWN,
+    }
+    assert list(mixtures_of(layers(of("channel"), **others), CONFIG)) == [MixtureShape(4, 2, 512, 256, "channel")]
