@@ -97,6 +97,8 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
     if layer.granularity is None:
         return ""
     granularity = "tensor" if layer.granularity == "shard" else layer.granularity
+    if granularity == "column" and layer.experts is not None:  # stored [in, out], so that columns are output channels
+        granularity = "channel"
     wanted = " or ".join(sorted(claim.granularities))
     if claim.granularities and granularity not in claim.granularities and not _same_groups(claim, layer):
         return f"{claim.file} says one scale per {wanted}, but {name} has one per {layer.granularity}"

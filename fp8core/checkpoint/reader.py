@@ -158,6 +158,7 @@ class Checkpoint:
             self.claim.group_shape,
             self.source.config,
             blocks=self.claim.granularities == {"block"},
+            transposed=self.claim.format == "fbgemm_fp8",
         )
 
 
