@@ -9,7 +9,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8core.checkpoint.changes import Change, Error, Goal, change_of, refuse_scales_that_are_not_finite
+from fp8core.checkpoint.changes import (
+    Change,
+    Error,
+    Goal,
+    change_of,
+    refuse_scales_that_are_not_finite,
+    refuse_scales_that_are_not_positive,
+)
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
 from fp8core.checkpoint.files import FP8, Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
@@ -28,7 +35,7 @@ from fp8core.checkpoint.outputs import (
     scale_named,
 )
 from fp8core.checkpoint.parts import Changed, ConvertedFile, Copied, Part, Small, Widened, as_bytes
-from fp8core.checkpoint.reader import Checkpoint
+from fp8core.checkpoint.reader import SCALES, Checkpoint
 from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
 from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
@@ -123,6 +130,8 @@ class Planned:
             if self.output is None:
                 self.left_out[tensor.name] = "a scale of the KV cache"
             else:
+                if tensor.dtype in SCALES:
+                    refuse_scales_that_are_not_positive(tensor.name, as_float32(tensor.read()))
                 yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
         elif self.output is None and tensor.dtype in FP8 and tensor.shape and tensor.nbytes:
             raise CheckpointError(
@@ -163,7 +172,10 @@ class Planned:
         if old != new and "fnuz" in old + new:
             factor = np.float32(2.0 if new.endswith("fnuz") else 0.5)
         named = input_scale_named(self.output, layer)
-        return Small(named.name, "F32", named.shape, as_bytes(as_float32(tensor.read()) * factor))
+        with np.errstate(over="ignore"):
+            scale = as_float32(tensor.read()) * factor
+        refuse_scales_that_are_not_positive(tensor.name, scale)
+        return Small(named.name, "F32", named.shape, as_bytes(scale))
 
     def _configuration(self) -> dict[str, Any] | None:
         if self.output is None or self.goal is None:

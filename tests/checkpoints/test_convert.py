@@ -1,6 +1,7 @@
 """`convert_checkpoint`: bfloat16 to the bit, codes that stay where they can, and what is refused where they cannot."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -137,6 +138,19 @@ def test_static_scales_and_those_of_keys_and_values_go_with_their_layers(tmp_pat
     assert set(blocks.left_out) == {
         name for name in load_file(tmp_path / "in" / "model.safetensors") if name.endswith("input_scale")
     }
+
+
+@pytest.mark.parametrize("name", [f"{Q}.input_scale", "model.layers.0.self_attn.k_proj.k_scale"])
+@pytest.mark.parametrize("scale", [0.0, -0.5, float("nan"), float("inf")])
+def test_static_scales_that_are_no_positive_numbers_are_refused(tmp_path, name, scale):
+    write_format(written.modelopt, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    assert name in tensors
+    save_file({**tensors, name: torch.tensor(scale)}, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)} needs finite scales above 0: "):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="tensor")
+    assert left_in(tmp_path) == ["in"]
+    convert_checkpoint(tmp_path / "in", tmp_path / "bf16", to="bf16")  # has no place for them
 
 
 def test_a_dynamic_checkpoint_with_one_scale_a_tensor_is_modelopts_per_channel(tmp_path):
