@@ -18,6 +18,7 @@ from fp8core.checkpoint.changes import (
     refuse_scales_that_are_not_positive,
 )
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
+from fp8core.checkpoint.faults import left_over, other_groups
 from fp8core.checkpoint.files import FP8, Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.naming import MARKER, METADATA, ZERO_POINTS
@@ -59,9 +60,7 @@ class Planned:
         _check_options(checkpoint, to, scales, e4m3)
         blocks = _blocks(block_shape, to)
         layers = list(checkpoint.layers.values())
-        for layer in layers:
-            if layer.fault():
-                raise CheckpointError(layer.fault())
+        _refuse_faults(checkpoint)
         self.output: OutputName | None = FORMATS_OF.get(to)
         self.static = self.output is not None and all(layer.input_scale is not None for layer in layers)
         self.goal: Goal | None = None
@@ -222,6 +221,16 @@ class Planned:
             "made_anew": {name: change.why for name, change in self.changes.items() if not change.exact},
         }
         return documents
+
+
+def _refuse_faults(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint if nothing says which numbers a scale belongs to."""
+    for layer in checkpoint.layers.values():
+        text = layer.fault() or other_groups(checkpoint.claim, layer)
+        if text:
+            raise CheckpointError(text)
+    for fault in left_over(checkpoint):
+        raise CheckpointError(f"{fault.tensor} needs an FP8 weight, got none: {fault.text}")
 
 
 def _is_matrix(layer: Layer) -> bool:

@@ -254,6 +254,17 @@ def test_conversions_that_no_format_allows_are_refused(tmp_path, options, messag
             "weight_scale_inv needs finite scales:",
         ),
         (lambda tensors: tensors[f"{Q}.weight"].view(torch.uint8).fill_(0x7F), "channel", "needs finite numbers"),
+        (lambda tensors: tensors.pop(f"{Q}.weight"), "bf16", f"{Q}.weight_scale_inv needs an FP8 weight, got none"),
+        (
+            lambda tensors: tensors.update({f"{Q}.weight": torch.ones(300, 200).bfloat16()}),
+            "channel",
+            f"{Q}.weight_scale_inv needs an FP8 weight, got none: the weight of the scale .* is BF16",
+        ),
+        (
+            lambda tensors: tensors.update({f"{Q}.weight_scale_inv": torch.ones(5, 4)}),  # also fits 60x50
+            "bf16",
+            r"q_proj\.weight needs blocks of 128x128, as config\.json says, got a scale that fits 64x64",
+        ),
     ],
 )
 def test_faults_are_refused_and_nothing_is_left(tmp_path, change, to, message):
