@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fp8core.checkpoint.claims import MODELOPT_FILE, section
 from fp8core.checkpoint.files import Entry, Header, read_header
 from fp8core.checkpoint.naming import WEIGHT, module_of, other_quantizations
 from fp8core.errors import CheckpointError
@@ -301,5 +302,9 @@ def _refuse_quantized(source: Source) -> None:
         scales = names & beside
         if scales:
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} has a scale, {min(scales)}")
-    if source.is_folder and source.config.get("quantization_config") is not None:
-        raise CheckpointError(f"{source.path} is quantized already: its config.json has a quantization_config")
+    if source.is_folder:
+        if source.config.get("quantization_config") is not None or section(source.config) is not None:
+            raise CheckpointError(f"{source.path} is quantized already: its config.json has a quantization_config")
+        modelopt = read_json(source.path / MODELOPT_FILE).get("quantization")
+        if isinstance(modelopt, dict) and modelopt.get("quant_algo") is not None:
+            raise CheckpointError(f"{source.path} is quantized already: its {MODELOPT_FILE} has a quant_algo")
