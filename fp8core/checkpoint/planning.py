@@ -39,7 +39,7 @@ from fp8core.checkpoint.parts import Changed, ConvertedFile, Copied, Part, Small
 from fp8core.checkpoint.reader import SCALES, Checkpoint
 from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
-from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
+from fp8core.checkpoint.source import CONFIG, RECORD, Extra
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
@@ -209,7 +209,7 @@ class Planned:
         if config:
             documents[CONFIG] = config
         if self.checkpoint.source.weight_map:
-            documents[INDEX] = index_of(self.files, {})
+            documents[self.checkpoint.source.index_name] = index_of(self.files, {})
         files = {one.name: one.size() for one in self.files}
         files |= {name: len(json_bytes(value)) for name, value in documents.items()}
         files |= {extra.name: extra.nbytes for extra in extras if extra.copied}
