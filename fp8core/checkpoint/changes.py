@@ -110,12 +110,21 @@ def change_of(layer: Layer, goal: Goal) -> Change:
     reasons: dict[str, None] = {}
     for index in range(layer.experts or 1):
         old = layer.scales(index)
-        if not (np.isfinite(old) & (old > 0)).all():
-            raise CheckpointError(f"{_scale_name(layer)} needs finite scales above 0: fp8core verify names the first")
+        refuse_scales_that_are_not_positive(_scale_name(layer), old)
         reasons |= dict.fromkeys(_of_scales(layer, goal, old))
     if layer.dtype == "float8_e4m3fnuz" and goal.dtype == "float8_e4m3fn" and not reasons and _has_240(layer):
         reasons["the codes of +-240 of e4m3fnuz have no counterpart in e4m3fn"] = None
     return Change(layer, goal, " and ".join(reasons))
+
+
+def refuse_scales_that_are_not_positive(name: str, scales: NDArray[np.float32]) -> None:
+    """Refuse scales of which no reader can make numbers.
+
+    Raises:
+        CheckpointError: a scale is NaN, infinite (in float32), zero or negative.
+    """
+    if not (np.isfinite(scales) & (scales > 0)).all():
+        raise CheckpointError(f"{name} needs finite scales above 0: fp8core verify names the first")
 
 
 def refuse_scales_that_are_not_finite(layer: Layer) -> None:

@@ -167,7 +167,7 @@ def _slices(entry: Entry, stack: Stack, suffix: str) -> Iterator[Entry]:
         raise CheckpointError(f"{entry.name} needs one part for each of {experts} experts, got shape {list(shape)}")
     of_one = () if shared else shape[1:]
     nbytes = entry.nbytes if shared else entry.nbytes // experts
-    turned = stack.transposed and len(of_one) == 2
+    turned = stack.transposed and len(of_one) == 2 and of_one != (stack.outputs, 1)
     pitch = of_one[1] if turned else 0
     of_one = of_one[::-1] if turned else of_one
     halves = 1 if math.prod(of_one) == 1 or (turned and of_one[0] == 1) else len(parts)

@@ -40,11 +40,11 @@ def header_faults(checkpoint: Checkpoint) -> Iterator[Fault]:
             yield Fault(layer.repeated[-1], "scale left over", fault)
         elif fault:
             yield Fault(layer.weight.name, "scale missing" if layer.scale is None else "scale shape", fault)
-    yield from _left_over(checkpoint)
+    yield from left_over(checkpoint)
     yield from _against_claim(checkpoint)
 
 
-def _left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
+def left_over(checkpoint: Checkpoint) -> Iterator[Fault]:
     """Yield the scales that belong to no FP8 weight."""
     present = checkpoint.all_tensors
     for tensor in checkpoint.tensors():
@@ -97,17 +97,27 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
     if layer.granularity is None:
         return ""
     granularity = "tensor" if layer.granularity == "shard" else layer.granularity
+    if granularity == "column" and layer.experts is not None:  # stored [in, out], so that columns are output channels
+        granularity = "channel"
     wanted = " or ".join(sorted(claim.granularities))
     if claim.granularities and granularity not in claim.granularities and not _same_groups(claim, layer):
         return f"{claim.file} says one scale per {wanted}, but {name} has one per {layer.granularity}"
-    if claim.group_shape is not None and granularity in ("block", "group") and layer.group_shape != claim.group_shape:
-        claimed, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))
-        return f"{claim.file} says {wanted}s of {claimed}, but {name} has {found}"
+    if other_groups(claim, layer):
+        return other_groups(claim, layer)
     if claim.activations == "static" and layer.input_scale is None:
         return f"{claim.file} says that scales of activations are static, but {layer.name} has none"
     if claim.activations == "dynamic" and layer.input_scale is not None:
         return f"{claim.file} says that scales of activations are dynamic, but there is {layer.input_scale.name}"
     return ""
+
+
+def other_groups(claim: Claim, layer: Layer) -> str:
+    """Return how a layer's blocks or groups differ from those that the configuration claims; empty if they do not."""
+    if claim.group_shape in (None, layer.group_shape) or layer.granularity not in ("block", "group"):
+        return ""
+    claimed, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))
+    wanted = f"{layer.granularity}s of {claimed}, as {claim.file} says"
+    return f"{layer.weight.name} needs {wanted}, got a scale that fits {found}"
 
 
 def _same_groups(claim: Claim, layer: Layer) -> bool:

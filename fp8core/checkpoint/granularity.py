@@ -55,6 +55,7 @@ def grouping(
     config: Mapping[str, Any],
     *,
     blocks: bool = False,
+    transposed: bool = False,
 ) -> Grouping | None:
     """Return the groups of a weight's elements that share a number of its scale, or None if the shapes do not match.
 
@@ -66,6 +67,7 @@ def grouping(
         claimed: the block shape in the configuration, which takes precedence if it fits.
         config: the content of config.json, which holds the sizes of fused attention layers.
         blocks: whether the configuration calls them blocks; then blocks of one row are not called groups.
+        transposed: whether stacked experts are stored [in, out], so that a scale [k, 1] is one per output.
     """
     experts, n, k = matrices(name, weight)
     if experts is not None and math.prod(scale) != 1:
@@ -77,6 +79,8 @@ def grouping(
         return Grouping("block" if blocks else _name_of(claimed), claimed, scale)
     if numbers == 1:
         return Grouping("tensor", PER_TENSOR, (1, 1))
+    if experts is not None and scale == (k, 1) and (transposed or n != k):
+        return Grouping("column", GroupShape(-1, 1), (1, k))
     if scale in ((n,), (n, 1)):
         return Grouping("channel", PER_CHANNEL, (n, 1))
     if scale in ((numbers,), (numbers, 1)):

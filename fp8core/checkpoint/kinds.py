@@ -32,6 +32,8 @@ SCAN: Final = Kind("state space layer", "readers read its weight without its sca
 ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight without its scale")
 SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
 CAST: Final = Kind("layer that decides its input's dtype", "transformers casts it to the weight's dtype", able=True)
+ADAPTER: Final = Kind("LoRA adapter", "readers read its weight without its scale")
+MTP: Final = Kind("projection of multi-token prediction", "vLLM has no place for its scale", able=True)
 HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
 TOWER: Final = Kind("vision or audio tower or projector", "vLLM has no place for the scales of many", able=True)
 OUTSIDE: Final = Kind("outside of the layers", "embeddings, heads and poolers are there", able=True)
@@ -68,6 +70,8 @@ RULES: Final = (
     Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # RWKV divides these weights in place
     Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
     Rule(SPECIAL, ("lm_head",), ("idefics",)),
+    Rule(ADAPTER, tuple(f"lora_{part}{tail}" for part in ("A", "B", "down", "mid", "up") for tail in ("", ".*"))),
+    Rule(MTP, ("eh_proj", "mtp_layers.*.input_proj", "mtp_linear_proj.*")),  # DeepSeek-V3 and GLM, MiMo, Ernie
     Rule(
         ROUTER, ("gate", "gate.*", "*router", "*router.*", "router_mlp.*", "shared_expert_gate", "shared_experts_gate")
     ),

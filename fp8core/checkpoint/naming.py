@@ -3,8 +3,8 @@
 All scales multiply, also those whose names end in ``_inv``.
 
 Sources: the files of DeepSeek-V3, V3.2 and V4, and of Qwen3-FP8; transformers' quantizers (fp8, fbgemm_fp8);
-compressed-tensors; TensorRT Model Optimizer (ModelOpt); vLLM's loaders, with those of AutoFP8; ComfyUI's
-QUANTIZATION.md.
+compressed-tensors; TensorRT Model Optimizer (ModelOpt); vLLM's loaders, with those of AutoFP8 and of Mistral's own
+files; ComfyUI's QUANTIZATION.md.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,7 +12,16 @@ from typing import Final, Literal, NamedTuple
 
 Role = Literal["scale", "input_scale", "input_scale_ub", "marker"]
 FormatName = Literal[
-    "fp8", "compressed-tensors", "modelopt", "fbgemm_fp8", "autofp8", "comfyui", "mxfp8", "unscaled", "unquantized"
+    "fp8",
+    "compressed-tensors",
+    "modelopt",
+    "fbgemm_fp8",
+    "autofp8",
+    "comfyui",
+    "mistral",
+    "mxfp8",
+    "unscaled",
+    "unquantized",
 ]
 
 TITLES: Final[Mapping[FormatName, str]] = {
@@ -22,6 +31,7 @@ TITLES: Final[Mapping[FormatName, str]] = {
     "fbgemm_fp8": "FBGEMM fp8",
     "autofp8": "AutoFP8 / vLLM fp8",
     "comfyui": "ComfyUI scaled fp8",
+    "mistral": "Mistral's own fp8 (consolidated files)",
     "mxfp8": "MXFP8 (1x32 groups, e8m0 scales)",
     "unscaled": "FP8 without any scale",
     "unquantized": "not quantized",
@@ -43,10 +53,12 @@ NAMES: Final = (
     Naming(".weight_scale_inv", "scale", "fp8"),
     Naming(".weight_scale", "scale", None),
     Naming(".scale_weight", "scale", "comfyui"),
+    Naming(".qscale_weight", "scale", "mistral"),
     Naming(".scale", "scale", "fp8"),  # DeepSeek-V4; it cannot be the scale of a norm, as the weight is FP8
     Naming(".input_scale", "input_scale", None),
     Naming(".activation_scale", "input_scale", "fp8"),
     Naming(".scale_input", "input_scale", "comfyui"),
+    Naming(".qscale_act", "input_scale", "mistral"),
     Naming(".input_scale_ub", "input_scale_ub", "fbgemm_fp8"),
     Naming(".comfy_quant", "marker", "comfyui"),
 )
@@ -159,7 +171,7 @@ def is_scale(tensor: str) -> bool:
 
 def weight_of_scale(scale: str) -> str | None:
     """Return the name of the weight that a scale belongs to, or None if the scale's name alone is not conclusive."""
-    for suffix in (".weight_scale_inv", ".weight_scale", ".scale_weight"):
+    for suffix in (".weight_scale_inv", ".weight_scale", ".scale_weight", ".qscale_weight"):
         if scale.endswith(suffix):
             return scale.removesuffix(suffix) + WEIGHT
     return scale.removesuffix("_scale_inv") if scale.endswith("_scale_inv") else None

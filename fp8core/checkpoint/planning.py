@@ -9,8 +9,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8core.checkpoint.changes import Change, Error, Goal, change_of, refuse_scales_that_are_not_finite
+from fp8core.checkpoint.changes import (
+    Change,
+    Error,
+    Goal,
+    change_of,
+    refuse_scales_that_are_not_finite,
+    refuse_scales_that_are_not_positive,
+)
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
+from fp8core.checkpoint.faults import left_over, other_groups
 from fp8core.checkpoint.files import FP8, Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.naming import MARKER, METADATA, ZERO_POINTS
@@ -28,10 +36,10 @@ from fp8core.checkpoint.outputs import (
     scale_named,
 )
 from fp8core.checkpoint.parts import Changed, ConvertedFile, Copied, Part, Small, Widened, as_bytes
-from fp8core.checkpoint.reader import Checkpoint
+from fp8core.checkpoint.reader import SCALES, Checkpoint
 from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
-from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra
+from fp8core.checkpoint.source import CONFIG, RECORD, Extra
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
@@ -52,9 +60,7 @@ class Planned:
         _check_options(checkpoint, to, scales, e4m3)
         blocks = _blocks(block_shape, to)
         layers = list(checkpoint.layers.values())
-        for layer in layers:
-            if layer.fault():
-                raise CheckpointError(layer.fault())
+        _refuse_faults(checkpoint)
         self.output: OutputName | None = FORMATS_OF.get(to)
         self.static = self.output is not None and all(layer.input_scale is not None for layer in layers)
         self.goal: Goal | None = None
@@ -123,6 +129,8 @@ class Planned:
             if self.output is None:
                 self.left_out[tensor.name] = "a scale of the KV cache"
             else:
+                if tensor.dtype in SCALES:
+                    refuse_scales_that_are_not_positive(tensor.name, as_float32(tensor.read()))
                 yield Copied(tensor, kv_scale_named(self.output, self.kv_scales[tensor.name], tensor.shape))
         elif self.output is None and tensor.dtype in FP8 and tensor.shape and tensor.nbytes:
             raise CheckpointError(
@@ -163,7 +171,10 @@ class Planned:
         if old != new and "fnuz" in old + new:
             factor = np.float32(2.0 if new.endswith("fnuz") else 0.5)
         named = input_scale_named(self.output, layer)
-        return Small(named.name, "F32", named.shape, as_bytes(as_float32(tensor.read()) * factor))
+        with np.errstate(over="ignore"):
+            scale = as_float32(tensor.read()) * factor
+        refuse_scales_that_are_not_positive(tensor.name, scale)
+        return Small(named.name, "F32", named.shape, as_bytes(scale))
 
     def _configuration(self) -> dict[str, Any] | None:
         if self.output is None or self.goal is None:
@@ -198,7 +209,7 @@ class Planned:
         if config:
             documents[CONFIG] = config
         if self.checkpoint.source.weight_map:
-            documents[INDEX] = index_of(self.files, {})
+            documents[self.checkpoint.source.index_name] = index_of(self.files, {})
         files = {one.name: one.size() for one in self.files}
         files |= {name: len(json_bytes(value)) for name, value in documents.items()}
         files |= {extra.name: extra.nbytes for extra in extras if extra.copied}
@@ -210,6 +221,16 @@ class Planned:
             "made_anew": {name: change.why for name, change in self.changes.items() if not change.exact},
         }
         return documents
+
+
+def _refuse_faults(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint if nothing says which numbers a scale belongs to."""
+    for layer in checkpoint.layers.values():
+        text = layer.fault() or other_groups(checkpoint.claim, layer)
+        if text:
+            raise CheckpointError(text)
+    for fault in left_over(checkpoint):
+        raise CheckpointError(f"{fault.tensor} needs an FP8 weight, got none: {fault.text}")
 
 
 def _is_matrix(layer: Layer) -> bool:

@@ -10,7 +10,7 @@ from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.running import Progress, Work, check, run
 from fp8core.checkpoint.schemes import MXFP8, STATIC, Scheme, quantization_config, scheme_of, static_scale
 from fp8core.checkpoint.selection import selection
-from fp8core.checkpoint.source import CONFIG, INDEX, RECORD, Extra, Source, open_source
+from fp8core.checkpoint.source import CONFIG, RECORD, Extra, Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
 from fp8core.checkpoint.writing import Shard, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
@@ -282,7 +282,7 @@ def _documents(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> 
     """Return the JSON files of a new folder: config.json, the record, and the index if the source has one."""
     documents = {CONFIG: {**opened.config, "quantization_config": plan.quantization_config}}
     if opened.weight_map:
-        documents[INDEX] = index_of(shards, opened.weight_map)
+        documents[opened.index_name] = index_of(shards, opened.weight_map)
     files = {shard.header.path.name: shard.size() for shard in shards}
     files |= {name: len(json_bytes(value)) for name, value in documents.items()}
     files |= {extra.name: extra.nbytes for extra in plan.extras if extra.copied}

@@ -158,6 +158,7 @@ class Checkpoint:
             self.claim.group_shape,
             self.source.config,
             blocks=self.claim.granularities == {"block"},
+            transposed=self.claim.format == "fbgemm_fp8",
         )
 
 
@@ -177,7 +178,7 @@ def _format_of(
         return "autofp8" if hints <= {"fbgemm_fp8"} and any(one.scale for one in around.values()) else "fp8"
     if claim.format is not None:
         return claim.format
-    for one in ("comfyui", "fbgemm_fp8", "fp8"):
+    for one in ("comfyui", "fbgemm_fp8", "fp8", "mistral"):
         if one in hints or (one == "comfyui" and naming.MARKER in present):
             return one
     scales = [present[one.scale] for one in around.values() if one.scale is not None]

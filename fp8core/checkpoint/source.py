@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fp8core.checkpoint.claims import MODELOPT_FILE, section
 from fp8core.checkpoint.files import Entry, Header, read_header
 from fp8core.checkpoint.naming import WEIGHT, module_of, other_quantizations
 from fp8core.errors import CheckpointError
@@ -73,6 +74,8 @@ class Source(NamedTuple):
     weight_map: dict[str, str]
     """The index, tensor -> file; empty if there is none."""
     extras: tuple[Extra, ...]
+    index_name: str = INDEX
+    """The name of the index, if there is one."""
 
     @property
     def is_folder(self) -> bool:
@@ -129,21 +132,24 @@ def scan(path: Path, on_fault: OnFault = _raise) -> Source:
         CheckpointError: a file cannot be read or is damaged.
     """
     try:
-        return _open(path.parent if path.name.endswith(".index.json") else path, on_fault)
+        given = path.name.endswith(".index.json")
+        return _open(path.parent, on_fault, path.name) if given else _open(path, on_fault)
     except OSError as error:
         raise CheckpointError(f"cannot read {error.filename or path}: {error.strerror or error}") from error
 
 
-def _open(path: Path, on_fault: OnFault) -> Source:
+def _open(path: Path, on_fault: OnFault, given: str | None = None) -> Source:
+    """Return the files of a checkpoint; in a folder, those of the index that is ``given``, if one is."""
     path.stat()
     if not path.is_dir():
         return Source(path, (read_header(path),), _config_beside(path), {}, ())
     weight_map: dict[str, str] = {}
-    if (path / INDEX).exists():
-        weight_map = _weight_map(path / INDEX, on_fault)
+    index = given or _index(path)
+    if given or (path / index).exists():
+        weight_map = _weight_map(path / index, on_fault)
         files = sorted(set(weight_map.values()))
         if not files:
-            raise CheckpointError(f"{path / INDEX} names no file that is there")
+            raise CheckpointError(f"{path / index} names no file that is there")
     else:
         found = [name for name in _names(path) if name.endswith(".safetensors") and not name.startswith(".")]
         files = ["model.safetensors"] if "model.safetensors" in found else found
@@ -152,8 +158,20 @@ def _open(path: Path, on_fault: OnFault) -> Source:
         there = f"; there are some in {', '.join(dict.fromkeys(below))}: give one of these" if below else ""
         raise CheckpointError(f"{path} holds no safetensors file{there}")
     headers = tuple(read_header(path / file) for file in files)
-    _check(weight_map, headers, path / INDEX, on_fault)
-    return Source(path, headers, read_json(path / CONFIG), weight_map, tuple(_extras(path, files, headers)))
+    _check(weight_map, headers, path / index, on_fault)
+    extras = tuple(_extras(path, (*files, index), headers))
+    return Source(path, headers, read_json(path / CONFIG), weight_map, extras, index)
+
+
+def _index(folder: Path) -> str:
+    """Return the name that the index of a folder has if there is one: diffusers and Mistral use names of their own."""
+    names = _names(folder)
+    others = [name for name in names if name.endswith(".safetensors.index.json") and not name.startswith(".")]
+    if INDEX in names or "model.safetensors" in names or not others:
+        return INDEX
+    if len(others) > 1:
+        raise CheckpointError(f"{folder} needs one index, got {' and '.join(others)}: give the path of one")
+    return others[0]
 
 
 def _names(folder: Path) -> list[str]:
@@ -246,12 +264,12 @@ def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] |
     return value
 
 
-def _extras(root: Path, files: list[str], headers: tuple[Header, ...]) -> Iterator[Extra]:
-    """Yield the files and folders beside the weights that are quantized, the config and the index."""
+def _extras(root: Path, files: tuple[str, ...], headers: tuple[Header, ...]) -> Iterator[Extra]:
+    """Yield the files and folders beside ``files``, which are the weights and their index, and beside the config."""
     names = {name for header in headers for name in header.entries}
     for name in _names(root):
         one = root / name
-        if name in (*files, INDEX, CONFIG, RECORD):
+        if name in (*files, CONFIG, RECORD):
             continue
         reason = _reason(name, LEFT_OUT_FOLDERS if one.is_dir() else LEFT_OUT)
         if one.is_dir():
@@ -311,5 +329,9 @@ def _refuse_quantized(source: Source) -> None:
         scales = names & beside
         if scales:
             raise CheckpointError(f"{source.path} is quantized already: {entry.name} has a scale, {min(scales)}")
-    if source.is_folder and source.config.get("quantization_config") is not None:
-        raise CheckpointError(f"{source.path} is quantized already: its config.json has a quantization_config")
+    if source.is_folder:
+        if source.config.get("quantization_config") is not None or section(source.config) is not None:
+            raise CheckpointError(f"{source.path} is quantized already: its config.json has a quantization_config")
+        modelopt = read_json(source.path / MODELOPT_FILE).get("quantization")
+        if isinstance(modelopt, dict) and modelopt.get("quant_algo") is not None:
+            raise CheckpointError(f"{source.path} is quantized already: its {MODELOPT_FILE} has a quant_algo")

@@ -16,7 +16,7 @@ from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
 from fp8core.checkpoint.naming import OTHERS, WEIGHT, module_of, other_quantizations
 from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of
-from fp8core.checkpoint.source import INDEX, scan
+from fp8core.checkpoint.source import scan
 from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
 from fp8core.checkpoint.verdicts import TIED, is_tied
 from fp8core.errors import CheckpointError
@@ -145,7 +145,7 @@ def _unlisted(checkpoint: Checkpoint) -> Iterator[Fault]:
     for header in source.headers if source.weight_map else ():
         for name in header.entries:
             if name not in source.weight_map:
-                yield Fault(name, "index", f"{INDEX} does not name {name}, which is in {header.path.name}")
+                yield Fault(name, "index", f"{source.index} does not name {name}, which is in {header.path.name}")
 
 
 def _nan_codes(measured: list[Measured]) -> Iterator[Fault]:

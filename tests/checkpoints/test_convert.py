@@ -1,6 +1,7 @@
 """`convert_checkpoint`: bfloat16 to the bit, codes that stay where they can, and what is refused where they cannot."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -139,6 +140,19 @@ def test_static_scales_and_those_of_keys_and_values_go_with_their_layers(tmp_pat
     }
 
 
+@pytest.mark.parametrize("name", [f"{Q}.input_scale", "model.layers.0.self_attn.k_proj.k_scale"])
+@pytest.mark.parametrize("scale", [0.0, -0.5, float("nan"), float("inf")])
+def test_static_scales_that_are_no_positive_numbers_are_refused(tmp_path, name, scale):
+    write_format(written.modelopt, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    assert name in tensors
+    save_file({**tensors, name: torch.tensor(scale)}, tmp_path / "in" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=f"{re.escape(name)} needs finite scales above 0: "):
+        convert_checkpoint(tmp_path / "in", tmp_path / "out", to="tensor")
+    assert left_in(tmp_path) == ["in"]
+    convert_checkpoint(tmp_path / "in", tmp_path / "bf16", to="bf16")  # has no place for them
+
+
 def test_a_dynamic_checkpoint_with_one_scale_a_tensor_is_modelopts_per_channel(tmp_path):
     write_format(written.ct_tensor, tmp_path / "in")
     done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt")
@@ -240,6 +254,17 @@ def test_conversions_that_no_format_allows_are_refused(tmp_path, options, messag
             "weight_scale_inv needs finite scales:",
         ),
         (lambda tensors: tensors[f"{Q}.weight"].view(torch.uint8).fill_(0x7F), "channel", "needs finite numbers"),
+        (lambda tensors: tensors.pop(f"{Q}.weight"), "bf16", f"{Q}.weight_scale_inv needs an FP8 weight, got none"),
+        (
+            lambda tensors: tensors.update({f"{Q}.weight": torch.ones(300, 200).bfloat16()}),
+            "channel",
+            f"{Q}.weight_scale_inv needs an FP8 weight, got none: the weight of the scale .* is BF16",
+        ),
+        (
+            lambda tensors: tensors.update({f"{Q}.weight_scale_inv": torch.ones(5, 4)}),  # also fits 60x50
+            "bf16",
+            r"q_proj\.weight needs blocks of 128x128, as config\.json says, got a scale that fits 64x64",
+        ),
     ],
 )
 def test_faults_are_refused_and_nothing_is_left(tmp_path, change, to, message):

@@ -161,7 +161,12 @@ def test_experts_stored_in_out_are_those_stored_out_in(tmp_path, monkeypatch, dt
 
 @pytest.mark.parametrize(
     ("rows", "cols", "shape"),
-    [(1, -1, lambda scale: scale.mT), (64, 64, lambda scale: scale.mT), (-1, -1, lambda scale: scale)],
+    [
+        (1, -1, lambda scale: scale.mT),
+        (1, -1, lambda scale: scale),  # FBGEMM's down_proj
+        (64, 64, lambda scale: scale.mT),
+        (-1, -1, lambda scale: scale),
+    ],
 )
 def test_fp8_experts_stored_in_out_keep_their_codes(tmp_path, rows, cols, shape):
     wide = fp8(tmp_path / "in", rows, cols, "_scale", shape)
@@ -180,6 +185,26 @@ def test_fp8_experts_stored_in_out_keep_their_codes(tmp_path, rows, cols, shape)
         codes = torch.from_numpy(layer.weight.read().view(np.uint8).copy()).view(torch.float8_e4m3fn)
         now = written.values(codes, torch.from_numpy(layer.scales()), *_sizes(layer))
         assert torch.equal(now, torch.from_numpy(wide[layer.weight.name])), layer.name
+
+
+@pytest.mark.parametrize("inner", [INNER, HIDDEN])
+def test_experts_of_fbgemm_have_a_scale_for_each_output(tmp_path, inner):
+    """As transformers writes Llama 4: both weights [in, out], the scales of one [1, out], those of the other [out, 1]."""
+    (tmp_path / "in").mkdir()
+    tensors, want = {}, {}
+    for part, (rows, cols) in {"gate_up_proj": (2 * inner, HIDDEN), "down_proj": (HIDDEN, inner)}.items():
+        made = [written.coded(torch.from_numpy(normal(rows, cols, seed=seed)), 1, cols) for seed in range(E)]
+        codes, scales = (torch.stack(one) for one in zip(*made, strict=True))
+        tensors[f"{EXPERTS}.{part}"] = codes.mT.contiguous()
+        tensors[f"{EXPERTS}.{part}_scale"] = scales if part == "down_proj" else scales.mT.contiguous()
+        want[f"{EXPERTS}.{part}"] = torch.stack([written.values(*one, 1, cols) for one in made]).mT.bfloat16()
+    save_file(tensors, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    config = {"hidden_size": HIDDEN, "quantization_config": {"quant_method": "fbgemm_fp8"}}
+    (tmp_path / "in" / "config.json").write_text(json.dumps(config))
+    assert not verify_checkpoint(tmp_path / "in").faults
+    convert_checkpoint(tmp_path / "in", tmp_path / "bf16", to="bf16")
+    found = load_file(tmp_path / "bf16" / "model.safetensors")
+    assert {name: torch.equal(found[name], one) for name, one in want.items()} == dict.fromkeys(want, True)
 
 
 def _sizes(layer):

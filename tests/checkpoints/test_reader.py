@@ -78,7 +78,7 @@ WITHOUT_CONFIG = {
     "deepseek": "fp8", "deepseek_v4": "fp8", "hf_static": "fp8", "ct_static": "compressed-tensors",
     "ct_channel": "compressed-tensors", "ct_block": "compressed-tensors", "modelopt": "modelopt",
     "modelopt_blocks": "modelopt", "fbgemm": "fbgemm_fp8", "autofp8": "autofp8", "comfyui_old": "comfyui",
-    "comfyui_new": "comfyui", "comfyui_header": "comfyui", "mxfp8": "mxfp8",
+    "comfyui_new": "comfyui", "comfyui_header": "comfyui", "mxfp8": "mxfp8", "mistral": "mistral",
 }  # fmt: skip
 
 

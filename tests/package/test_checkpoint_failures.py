@@ -122,11 +122,21 @@ def test_a_bad_index_is_refused(tmp_path, index, message):
     assert left_in(tmp_path) == ["in"]
 
 
-def test_a_folder_whose_config_says_that_it_is_quantized_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", {"quantization_config": {}}),
+        ("config.json", {"compression_config": {"quant_method": "compressed-tensors"}}),
+        ("config.json", {"text_config": {"quantization_config": {"quant_method": "fp8"}}}),
+        ("hf_quant_config.json", {"quantization": {"quant_algo": "FP8"}}),
+    ],
+)
+def test_a_folder_whose_config_says_that_it_is_quantized_is_refused(tmp_path, file, content):
     source = shards(tmp_path / "in")
-    (source / "config.json").write_text('{"quantization_config": {}}')
-    with pytest.raises(CheckpointError, match="quantized already: its config"):
+    (source / file).write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match=f"quantized already: its {re.escape(file)}"):
         quantize_checkpoint(source, tmp_path / "out")
+    assert left_in(tmp_path) == ["in"]
 
 
 def test_a_config_that_says_with_null_that_it_is_not_is_taken(tmp_path):

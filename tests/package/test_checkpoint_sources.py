@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from fp8core.checkpoint import open_checkpoint, quantize_checkpoint
+from fp8core.checkpoint import convert_checkpoint, open_checkpoint, quantize_checkpoint
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import source  # noqa: F401
-from support.checkpoints import left_in, model, normal, write
+from support.checkpoints import left_in, model, normal, read, shards, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -53,6 +53,32 @@ def test_a_folder_whose_weights_are_all_below_names_where(tmp_path):
     write(tmp_path / "in" / "unet" / "model.safetensors", {"a.weight": normal(4, 4)})
     with pytest.raises(CheckpointError, match="holds no safetensors file; there are some in unet: give one of these"):
         quantize_checkpoint(tmp_path / "in", tmp_path / "out")
+
+
+OTHER = "diffusion_pytorch_model.safetensors.index.json"
+
+
+def test_an_index_of_another_name_keeps_it(tmp_path):
+    source = shards(tmp_path / "in")
+    (source / "model.safetensors.index.json").rename(source / OTHER)
+    quantize_checkpoint(source, tmp_path / "out")
+    convert_checkpoint(tmp_path / "out", tmp_path / "bf16", to="bf16")
+    for made in ("out", "bf16"):
+        places = json.loads((tmp_path / made / OTHER).read_text())["weight_map"]
+        assert places == {name: file.name for file in (tmp_path / made).glob("*.safetensors") for name in read(file)}
+
+
+def test_the_index_that_is_given_counts(tmp_path):
+    source = shards(tmp_path / "in")
+    write(source / "other.safetensors", {"a.weight": normal(4, 4)})
+    (source / OTHER).write_text(json.dumps({"weight_map": {"a.weight": "other.safetensors"}}))
+    assert [one.name for one in open_checkpoint(source / OTHER).tensors()] == ["a.weight"]
+    assert "a.weight" not in open_checkpoint(source).all_tensors
+    with pytest.raises(CheckpointError, match=r"cannot read .*no\.index\.json: No such file or directory"):
+        open_checkpoint(source / "no.index.json")
+    (source / "model.safetensors.index.json").rename(source / "more.safetensors.index.json")
+    with pytest.raises(CheckpointError, match=f"needs one index, got {OTHER} and more.* give the path of one"):
+        open_checkpoint(source)
 
 
 @pytest.mark.parametrize("value", [3, None, ["a"], {"a": 1}])

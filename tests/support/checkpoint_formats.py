@@ -240,6 +240,11 @@ def comfyui_header(out):
     out.metadata["_quantization_metadata"] = json.dumps({"format_version": "1.0", "layers": layers})
 
 
+def mistral(out):
+    out.each(-1, -1, "qscale_weight", lambda scale: scale.reshape(()))
+    out.beside("qscale_act", torch.tensor(0.02))
+
+
 def mxfp8(out):
     """MXFP8 without a configuration: the 1x32 groups and the exponents identify the format."""
     out.each(1, 32, "weight_scale", e8m0, powers=True)
@@ -270,6 +275,7 @@ FORMATS = {
     comfyui_old: ("comfyui", "tensor", "float32"),
     comfyui_new: ("comfyui", "tensor", "float32"),
     comfyui_header: ("comfyui", "tensor", "float32"),
+    mistral: ("mistral", "tensor", "float32"),
     mxfp8: ("mxfp8", "group", "e8m0"),
     ct_mxfp8: ("compressed-tensors", "group", "e8m0"),
 }
