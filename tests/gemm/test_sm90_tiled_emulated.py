@@ -26,7 +26,7 @@ def launch(emulator, text, monkeypatch):
     return launching(emulator, {"gemm/sm90/tiled": text}, monkeypatch)
 
 
-@pytest.mark.parametrize("tile", [*PINGPONG, Tile(256, 128), Tile(128, 192)], ids=str)
+@pytest.mark.parametrize("tile", [*PINGPONG, Tile(256, 128), Tile(192, 128), Tile(128, 192)], ids=str)
 def test_a_product_is_near_float64_under_any_schedule(launch, tile):
     """Blocks of one tile, of some and of all; rows, channels and k that are no whole tiles."""
     for multiprocessors in (1, 3, 132):
@@ -48,6 +48,7 @@ def test_a_product_is_near_float64_under_any_schedule(launch, tile):
         TiledProduct(Tile(64, 256, pingpong=True), (128, 300, 96), multiprocessors=1, out="float16"),
         TiledProduct(Tile(64, 256, pingpong=True), (200, 300, 1680), multiprocessors=1, out="float16"),
         TiledProduct(Tile(64, 64, cluster=2), (200, 200, 1680), multiprocessors=2, bias=""),
+        TiledProduct(Tile(192, 96), (330, 200, 1168), multiprocessors=1, scales="block"),
         TiledProduct(Tile(64, 128), (200, 336, 1168), multiprocessors=1, scales="promoted"),
         TiledProduct(Tile(64, 96), (200, 200, 1168), multiprocessors=1, scales="group", scale_tiles=False),
     ],
@@ -66,6 +67,7 @@ def test_ends_scales_and_clusters_under_any_schedule(launch, product):
         TiledProduct(Tile(128, 128, split_k=4), (150, 200, 1680), scales="promoted", amax=True, early=True),
         TiledProduct(Tile(64, 32, split_k=2), (70, 61, 513), out="float8_e4m3fn", gap=3, amax=True),
         TiledProduct(Tile(128, 96, split_k=2), (130, 203, 400), scales="block", bias=""),
+        TiledProduct(Tile(192, 64, split_k=2), (145, 203, 1300), scales="block", bias=""),
         TiledProduct(Tile(64, 96, split_k=4), (66, 200, 5200), scales="block", scale_tiles=False, activation="silu"),
         TiledProduct(Tile(64, 64, split_k=2), (66, 100, 4500), scales="block", bias="", early=True),
         TiledProduct(Tile(128, 64, split_k=4), (150, 139, 1300), out="float16", scales="group", gap=1, offset=2),

@@ -16,56 +16,56 @@ from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
 """Versions of cuBLASLt whose algorithms were timed."""
-LAUNCH_US: Final = 3.293
+LAUNCH_US: Final = 3.316
 """Time of a launch and of filling the pipeline, if weights come from memory."""
-PRODUCT_US: Final = 1.551e-5
+PRODUCT_US: Final = 1.563e-5
 """Time of a multiprocessor per result of a tile and k-block of 128."""
-BLOCKWISE: Final = 1.003
+BLOCKWISE: Final = 1.02
 """Factor on that with scales that change along k."""
-COOPERATIVE: Final = 1.077
+COOPERATIVE: Final = 1.065
 """Factor on a k-block of a tile that all consumers of a block share: they multiply nothing during its epilogue."""
-LOAD_US: Final = 0.0008108
+LOAD_US: Final = 0.0007951
 """Time of a multiprocessor per row of 128 codes that it loads while all of them load. Blocks of a cluster share the
 loads of rows that they have in common."""
-DELIVERY_US: Final = 0.0005902
+DELIVERY_US: Final = 0.0005899
 """Addition per row that arrives in a multiprocessor's shared memory, whichever block loads it."""
-UNALIGNED: Final = 0.4399
+UNALIGNED: Final = 0.4518
 """Fraction by which loads take longer if rows do not begin at multiples of `SECTOR` bytes."""
-SECTORS: Final = 0.1635
+SECTORS: Final = 0.1708
 """The same if they do, but not at multiples of 128."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
-ZEROS: Final = 2.273
+ZEROS: Final = 2.303
 """Each row of a tile beyond those of a, which TMA fills with zeros, counts as so many further rows."""
-SHARED_US: Final = 0.0002874
+SHARED_US: Final = 0.0002895
 """Time of a multiprocessor per row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
-K_BLOCK_US: Final = 0.02146
+K_BLOCK_US: Final = 0.02011
 """Time per k-block, whatever the tile."""
-ROUND_US: Final = 0.2379
+ROUND_US: Final = 0.2345
 """Time of a tile's epilogue, whatever its size."""
-RESULT_US: Final = 6.236e-5
-VECTOR_RESULT_US: Final = 1.062e-5
-BLOCKWISE_RESULT_US: Final = 2.056e-5
+RESULT_US: Final = 6.288e-5
+VECTOR_RESULT_US: Final = 1.152e-5
+BLOCKWISE_RESULT_US: Final = 1.667e-5
 """Time of a tile's epilogue per result, and additions to it with scales per row and channel and with scales along k."""
-BESIDE: Final = 2.692
+BESIDE: Final = 2.632
 """Factor on a tile's epilogue while another tile is multiplied."""
-HEAT: Final = 0.4316
-BLOCKWISE_HEAT: Final = 0.5085
+HEAT: Final = 0.4372
+BLOCKWISE_HEAT: Final = 0.5476
 """Fraction by which k-blocks take longer in a product of many rounds, as the clock falls; with few rounds, less."""
-HOT_US: Final = 54.96
+HOT_US: Final = 47.75
 """Time of k-blocks after which half of that fraction applies."""
-WHOLE_ROUNDS: Final = 1.071
+WHOLE_ROUNDS: Final = 1.082
 """Share of the time that grows with whole rounds; the rest grows with tiles."""
-BYTES_A_US: Final = 4.14e6
+BYTES_A_US: Final = 4.149e6
 """Memory bandwidth, in bytes per microsecond."""
-OVERLAP: Final = 4.37
+OVERLAP: Final = 4.408
 """Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the loads and of the
 multiprocessors."""
-COUNTER_US: Final = 2.651
+COUNTER_US: Final = 2.704
 """Time of clearing a tile counter, a workspace of a few bytes, before the launch."""
 COUNTER_BYTES: Final = 64
-SPLIT_US: Final = 2.623
-PARTIAL_US: Final = 2.56e-6
+SPLIT_US: Final = 2.632
+PARTIAL_US: Final = 2.553e-6
 """Time of the split-K reduction, and its addition per result and part of k."""
 FITTED: Final = (
     *("LAUNCH_US", "PRODUCT_US", "BLOCKWISE", "COOPERATIVE", "LOAD_US", "DELIVERY_US", "UNALIGNED", "SECTORS", "ZEROS"),

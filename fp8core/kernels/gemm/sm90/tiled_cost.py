@@ -72,34 +72,34 @@ def scales_of(problem: ScaledMm) -> Scales:
     return "chain" if problem.use_fast_accum else "promoted"
 
 
-START_US: Final = 1.089
+START_US: Final = 1.079
 """Time from a product's launch to its first k-block."""
-FILL_US: Final = 0.004003
+FILL_US: Final = 0.004215
 """Time of a product per row of its first k-block, to fill the pipeline."""
-BYTES_A_US: Final = 4.517e6
+BYTES_A_US: Final = 4.529e6
 """Memory bandwidth, in bytes per microsecond."""
-OVERLAP: Final = 3.895
+OVERLAP: Final = 3.891
 """Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the multiprocessors, and
 of further L2 requests for rows that cross cache lines."""
-CHAIN_US: Final = 1.592e-5
-PROMOTED_US: Final = 1.452e-5
+CHAIN_US: Final = 1.609e-5
+PROMOTED_US: Final = 1.46e-5
 """Time of a multiprocessor per result of a tile and k-block: in one chain over k, or promoted."""
 CHAIN_K_BLOCK_US: Final = 0.02015
-PROMOTED_K_BLOCK_US: Final = 0.05968
+PROMOTED_K_BLOCK_US: Final = 0.05975
 """Addition per k-block, whatever the tile."""
-LOAD_US: Final = 1.762e-5
+LOAD_US: Final = 3.06e-6
 """Time of a multiprocessor per row of a k-block, if it alone loads."""
-SHARED_LOAD_US: Final = 0.0003975
+SHARED_LOAD_US: Final = 0.0004102
 """Addition to `LOAD_US` if all multiprocessors load; if only some do, in proportion."""
-CROSSING_US: Final = 0.0009104
+CROSSING_US: Final = 0.00091
 """Time of a multiprocessor per row of a k-block that crosses a cache line, which takes two requests to L2: for rows
 that begin at multiples of 16 bytes. It overlaps with products."""
-SHARED_CROSSING_US: Final = 0.001527
+SHARED_CROSSING_US: Final = 0.001523
 """Addition to `CROSSING_US` if all multiprocessors load; if only some do, in proportion."""
-AT_32: Final = 0.5812
-AT_64: Final = 0.4856
+AT_32: Final = 0.5787
+AT_64: Final = 0.4847
 """Fractions of both for rows that begin at multiples of 32 or 64 bytes: fewer of them cross a line."""
-MEMORY_UNALIGNED: Final = 0.06317
+MEMORY_UNALIGNED: Final = 0.06342
 """Fraction by which the memory takes longer if rows do not begin at multiples of `SECTOR` bytes."""
 SECTOR: Final = 32
 """Bytes that L2 reads together."""
@@ -107,20 +107,20 @@ FEW_ROWS: Final = 64
 """Up to so many rows, ping-pong tiles are no candidates: none were measured."""
 LOADED_ROWS: Final = 8
 """Rows of a are loaded in multiples of this, and never more than a has."""
-RESULT_US: Final = 5.38e-5
+RESULT_US: Final = 5.159e-5
 """Time of a tile's epilogue per result."""
-HIDDEN: Final = 0.6532
+HIDDEN: Final = 0.6229
 """Fraction of the epilogue that ping-pong hides, except in the last tile, if the other warpgroup's products take as
 long."""
-ALONE: Final = 1.739
+ALONE: Final = 1.748
 """Factor on the epilogue if one warpgroup does it."""
-ELEMENTWISE: Final = 2.538
+ELEMENTWISE: Final = 2.639
 """Factor on the epilogue if threads store the result instead of TMA."""
-BY_ONE: Final = 1.633
+BY_ONE: Final = 1.691
 """Further factor on that in tiles of 64 rows, which one warpgroup stores."""
-NARROW: Final = 0.6538
+NARROW: Final = 0.6423
 """Fraction by which that takes longer per further piece, if threads find pieces narrower than `STAGED` bytes."""
-BETWEEN_WORDS: Final = 0.1238
+BETWEEN_WORDS: Final = 0.06048
 """Fraction by which that takes longer if rows of the result do not begin at multiples of `WORD` bytes."""
 WORD: Final = 4
 PIECE: Final = 16
@@ -130,12 +130,12 @@ STAGED: Final = 128
 ACTIVATED: Final[dict[Activation, float]] = {"": 0, "gelu": 1.87, "gelu_tanh": 1.5, "silu": 1.45}
 ADDED: Final = 1.0
 """Fractions by which an activation, and beta, lengthen the epilogue."""
-CHAIN_HEAT: Final = 0.2559
-PROMOTED_HEAT: Final = 0.3203
+CHAIN_HEAT: Final = 0.2406
+PROMOTED_HEAT: Final = 0.3131
 """Fraction by which k-blocks take longer in a long product, as the clock falls."""
-HOT_US: Final = 126
+HOT_US: Final = 112.1
 """Time of k-blocks after which half of that fraction applies."""
-WHOLE_WAVES: Final = 1.009
+WHOLE_WAVES: Final = 1.006
 """Share of the time that grows with whole waves; the rest grows with tiles."""
 SPLIT_FACTORS: Final[dict[Scales, float]] = {"chain": 1.13, "promoted": 1.13, "block": 1.1, "group": 1.31}
 """Factors on the time of a split k, beside that of as many tiles with as many k-blocks."""
@@ -158,30 +158,30 @@ class Cost(NamedTuple):
 
 
 COSTS: Final[dict[Tile, Cost]] = {
-    Tile(256, 128): Cost(0.9904, 0.9838),
-    Tile(128, 192): Cost(0.9008, 0.9072),
-    Tile(128, 160): Cost(0.938, 0.884),
-    Tile(128, 144): Cost(0.9219, 0.8804),
-    Tile(128, 128): Cost(0.8053, 0.8304),
-    Tile(128, 96): Cost(0.878, 0.8028),
-    Tile(128, 64): Cost(0.8406, 0.7664),
-    Tile(64, 128): Cost(0.7886, 0.8281),
-    Tile(64, 96): Cost(0.9241, 0.8436),
-    Tile(64, 64): Cost(0.9814, 1.01),
-    Tile(64, 32): Cost(1.284, 1.771),
-    Tile(128, 256): Cost(0, 0.9517),
-    Tile(64, 256): Cost(0, 0.8543),
-    Tile(64, 192): Cost(0, 0.8312),
-    Tile(64, 64, cluster=2): Cost(1.292, 1.167),
-    Tile(64, 128, cluster=2): Cost(0.873, 0.9332),
-    Tile(128, 192, pingpong=True): Cost(0, 0.8931),
-    Tile(128, 160, pingpong=True): Cost(0, 0.8629),
-    Tile(128, 144, pingpong=True): Cost(0, 0.853),
-    Tile(128, 128, pingpong=True): Cost(0, 0.8201),
-    Tile(64, 256, pingpong=True): Cost(0, 0.7628),
-    Tile(192, 128): Cost(0.96, 0.94),
-    Tile(192, 96): Cost(0.92, 0.86),
-    Tile(192, 64): Cost(0.82, 0.78),
+    Tile(256, 128): Cost(0.9954, 0.9832),
+    Tile(128, 192): Cost(0.9063, 0.9117),
+    Tile(128, 160): Cost(0.9371, 0.8867),
+    Tile(128, 144): Cost(0.9238, 0.8813),
+    Tile(128, 128): Cost(0.8081, 0.8343),
+    Tile(128, 96): Cost(0.8715, 0.8029),
+    Tile(128, 64): Cost(0.8308, 0.7577),
+    Tile(64, 128): Cost(0.7842, 0.8259),
+    Tile(64, 96): Cost(0.9169, 0.8468),
+    Tile(64, 64): Cost(0.9843, 1.01),
+    Tile(64, 32): Cost(1.278, 1.759),
+    Tile(128, 256): Cost(0, 0.9554),
+    Tile(64, 256): Cost(0, 0.8505),
+    Tile(64, 192): Cost(0, 0.826),
+    Tile(64, 64, cluster=2): Cost(1.288, 1.16),
+    Tile(64, 128, cluster=2): Cost(0.8716, 0.9279),
+    Tile(128, 192, pingpong=True): Cost(0, 0.8989),
+    Tile(128, 160, pingpong=True): Cost(0, 0.867),
+    Tile(128, 144, pingpong=True): Cost(0, 0.8587),
+    Tile(128, 128, pingpong=True): Cost(0, 0.8262),
+    Tile(64, 256, pingpong=True): Cost(0, 0.7701),
+    Tile(192, 128): Cost(0.9192, 0.943),
+    Tile(192, 96): Cost(0.9093, 0.8824),
+    Tile(192, 64): Cost(0.8964, 0.7647),
 }
 TILES: Final = tuple(COSTS)
 """The tiles that kernels are compiled for; of equally fast ones the first is chosen."""
