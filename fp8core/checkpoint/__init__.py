@@ -3,6 +3,7 @@
 from fp8core.checkpoint.changes import Change
 from fp8core.checkpoint.claims import Claim
 from fp8core.checkpoint.converting import Conversion, convert_checkpoint, plan_conversion
+from fp8core.checkpoint.extras import Extra
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.inspecting import Inspection, Kind, inspect_checkpoint
 from fp8core.checkpoint.layers import Layer, Tensor
@@ -10,7 +11,6 @@ from fp8core.checkpoint.quantizing import Plan, Summary, plan_checkpoint, quanti
 from fp8core.checkpoint.reader import Checkpoint, open_checkpoint, open_files
 from fp8core.checkpoint.running import Progress
 from fp8core.checkpoint.schemes import SCHEMES
-from fp8core.checkpoint.source import Extra
 from fp8core.checkpoint.tuning import tune_checkpoint
 from fp8core.checkpoint.verdicts import Verdict
 from fp8core.checkpoint.verifying import Verification, verify_checkpoint

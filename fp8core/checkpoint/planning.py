@@ -18,6 +18,7 @@ from fp8core.checkpoint.changes import (
     refuse_scales_that_are_not_positive,
 )
 from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
+from fp8core.checkpoint.extras import CONFIG, RECORD, Extra
 from fp8core.checkpoint.faults import left_over, other_groups
 from fp8core.checkpoint.files import FP8, Header
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
@@ -39,7 +40,6 @@ from fp8core.checkpoint.parts import Changed, ConvertedFile, Copied, Part, Small
 from fp8core.checkpoint.reader import SCALES, Checkpoint
 from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
-from fp8core.checkpoint.source import CONFIG, RECORD, Extra
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError

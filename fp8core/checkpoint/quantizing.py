@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fp8core.checkpoint import experts
+from fp8core.checkpoint.extras import CONFIG, RECORD, Extra
 from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.running import Progress, Work, check, run
 from fp8core.checkpoint.schemes import MXFP8, STATIC, Scheme, quantization_config, scheme_of, static_scale
 from fp8core.checkpoint.selection import selection
-from fp8core.checkpoint.source import CONFIG, RECORD, Extra, Source, open_source
+from fp8core.checkpoint.source import Source, open_source
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
 from fp8core.checkpoint.writing import Shard, index_of, json_bytes, version
 from fp8core.errors import CheckpointError

@@ -13,11 +13,12 @@ import numpy as np
 
 from fp8core.checkpoint import naming
 from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of, section
+from fp8core.checkpoint.extras import CONFIG
 from fp8core.checkpoint.files import FLOATS, FP8, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.naming import FormatName, belongings
-from fp8core.checkpoint.source import CONFIG, Source, read_json, scan
+from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
 from fp8core.problem import PER_TENSOR
 

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8core.checkpoint.source import Extra, Source
+from fp8core.checkpoint.extras import Extra
+from fp8core.checkpoint.source import Source
 from fp8core.checkpoint.target import (
     Destination,
     clear_leftovers,

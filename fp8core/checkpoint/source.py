@@ -1,67 +1,18 @@
 """The files of a checkpoint: weights, their index, config.json, and others."""
 
 import json
-import stat
-from collections.abc import Callable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.claims import MODELOPT_FILE, section
+from fp8core.checkpoint.extras import CONFIG, Extra, extras_of, names_in
 from fp8core.checkpoint.files import Entry, Header, read_header
 from fp8core.checkpoint.naming import WEIGHT, module_of, other_quantizations
 from fp8core.errors import CheckpointError
 from fp8core.runtime.regular_files import read_regular
 
 INDEX: Final = "model.safetensors.index.json"
-CONFIG: Final = "config.json"
-RECORD: Final = "fp8core.json"
-"""The record that `fp8core quantize` writes into a folder: the files it wrote, and what became of every tensor."""
-
-LEFT_OUT: Final = {
-    "another form of the weights": (
-        *("consolidated*.safetensors", "consolidated*.json", "pytorch_model*", "tf_model*", "flax_model*"),
-        *(
-            "*.bin",
-            "*.pt",
-            "*.pth",
-            "*.ckpt",
-            "*.h5",
-            "*.msgpack",
-            "*.onnx",
-            "*.onnx_data",
-            "*.gguf",
-            "*.ot",
-            "*.tflite",
-        ),
-    ),
-    "the index of files that are left out": ("*.index.json",),
-    "hidden": (".*",),
-}
-"""By reason: globs of files beside the weights that are not copied."""
-LEFT_OUT_FOLDERS: Final = {
-    "another form of the weights": ("onnx", "openvino", "original", "coreml", "gguf", "metal"),
-    "hidden": (".*",),
-}
-ODD: Final = "not a regular file"
-"""The reason to leave out a FIFO, a socket or a device, or a link to one."""
-
-
-class Extra(NamedTuple):
-    """A file or folder beside the weights that are quantized, and whether it is copied.
-
-    Examples:
-        >>> from fp8core.checkpoint import Extra
-        >>> Extra("tokenizer.json", copied=True, reason="", nbytes=2).copied
-        True
-    """
-
-    name: str
-    """Its path relative to the folder."""
-    copied: bool
-    reason: str
-    """Why it is left out or, for copied weights, why they are not quantized; else empty."""
-    nbytes: int
 
 
 class Source(NamedTuple):
@@ -151,7 +102,7 @@ def _open(path: Path, on_fault: OnFault, given: str | None = None) -> Source:
         if not files:
             raise CheckpointError(f"{path / index} names no file that is there")
     else:
-        found = [name for name in _names(path) if name.endswith(".safetensors") and not name.startswith(".")]
+        found = [name for name in names_in(path) if name.endswith(".safetensors") and not name.startswith(".")]
         files = ["model.safetensors"] if "model.safetensors" in found else found
     if not files:
         below = sorted(str(one.parent.relative_to(path)) for one in path.glob("*/*.safetensors"))
@@ -159,23 +110,19 @@ def _open(path: Path, on_fault: OnFault, given: str | None = None) -> Source:
         raise CheckpointError(f"{path} holds no safetensors file{there}")
     headers = tuple(read_header(path / file) for file in files)
     _check(weight_map, headers, path / index, on_fault)
-    extras = tuple(_extras(path, (*files, index), headers))
+    extras = tuple(extras_of(path, (*files, index), headers))
     return Source(path, headers, read_json(path / CONFIG), weight_map, extras, index)
 
 
 def _index(folder: Path) -> str:
     """Return the name that the index of a folder has if there is one: diffusers and Mistral use names of their own."""
-    names = _names(folder)
+    names = names_in(folder)
     others = [name for name in names if name.endswith(".safetensors.index.json") and not name.startswith(".")]
     if INDEX in names or "model.safetensors" in names or not others:
         return INDEX
     if len(others) > 1:
         raise CheckpointError(f"{folder} needs one index, got {' and '.join(others)}: give the path of one")
     return others[0]
-
-
-def _names(folder: Path) -> list[str]:
-    return sorted(one.name for one in folder.iterdir())
 
 
 def _weight_map(index: Path, on_fault: OnFault) -> dict[str, str]:
@@ -262,57 +209,6 @@ def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] |
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} needs a JSON object, got {type(value).__name__}")
     return value
-
-
-def _extras(root: Path, files: tuple[str, ...], headers: tuple[Header, ...]) -> Iterator[Extra]:
-    """Yield the files and folders beside ``files``, which are the weights and their index, and beside the config."""
-    names = {name for header in headers for name in header.entries}
-    for name in _names(root):
-        one = root / name
-        if name in (*files, CONFIG, RECORD):
-            continue
-        reason = _reason(name, LEFT_OUT_FOLDERS if one.is_dir() else LEFT_OUT)
-        if one.is_dir():
-            if not reason and one.is_symlink():
-                reason = "a symbolic link to a folder"
-            if reason:
-                yield Extra(f"{name}/", False, reason, 0)
-            else:
-                yield from _below(root, one)
-        elif reason:
-            yield Extra(name, False, reason, one.lstat().st_size)
-        elif name.endswith(".safetensors"):
-            shared = names & set(read_header(one).entries)
-            reason = "another form of the weights: its tensors have the same names" if shared else "not in the index"
-            yield Extra(name, not shared, reason, one.stat().st_size)
-        else:
-            yield _copied(name, one)
-
-
-def _below(root: Path, folder: Path) -> Iterator[Extra]:
-    """Yield the files of a subfolder. Weights are copied, too: they are other modules, as in sentence-transformers."""
-    for name in _names(folder):
-        one = folder / name
-        place = str(one.relative_to(root))
-        if name.startswith("."):
-            yield Extra(place, False, "hidden", 0)
-        elif one.is_symlink() and one.is_dir():
-            yield Extra(f"{place}/", False, "a symbolic link to a folder", 0)
-        elif one.is_dir():
-            yield from _below(root, one)
-        else:
-            weights = name.endswith((".safetensors", ".bin", ".pt", ".pth"))
-            yield _copied(place, one, "in a subfolder" if weights else "")
-
-
-def _copied(name: str, path: Path, reason: str = "") -> Extra:
-    """Return a file to be copied, unless it is a FIFO, a socket or a device, whose end may never come."""
-    status = path.stat()
-    return Extra(name, True, reason, status.st_size) if stat.S_ISREG(status.st_mode) else Extra(name, False, ODD, 0)
-
-
-def _reason(name: str, table: Mapping[str, tuple[str, ...]]) -> str:
-    return next((why for why, globs in table.items() if any(fnmatchcase(name, one) for one in globs)), "")
 
 
 def _refuse_quantized(source: Source) -> None:

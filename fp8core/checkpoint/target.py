@@ -9,8 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from fp8core.checkpoint.extras import RECORD
 from fp8core.checkpoint.replacing import Leftover, leftovers, remove
-from fp8core.checkpoint.source import RECORD, Source
+from fp8core.checkpoint.source import Source
 from fp8core.errors import CheckpointError
 from fp8core.runtime.regular_files import read_regular
 

@@ -145,7 +145,7 @@ def _unlisted(checkpoint: Checkpoint) -> Iterator[Fault]:
     for header in source.headers if source.weight_map else ():
         for name in header.entries:
             if name not in source.weight_map:
-                yield Fault(name, "index", f"{source.index} does not name {name}, which is in {header.path.name}")
+                yield Fault(name, "index", f"{source.index_name} does not name {name}, which is in {header.path.name}")
 
 
 def _nan_codes(measured: list[Measured]) -> Iterator[Fault]:

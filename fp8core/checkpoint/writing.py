@@ -12,11 +12,12 @@ from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8core.checkpoint.extras import Extra
 from fp8core.checkpoint.files import DTYPES, Entry, Header, Piece, copy_tensor, lay_out, read_rows
 from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.replacing import Pending, pending_file, pending_folder, reserve, sync_folder, take_name
 from fp8core.checkpoint.schemes import Scheme
-from fp8core.checkpoint.source import Extra, Source
+from fp8core.checkpoint.source import Source
 from fp8core.checkpoint.target import Destination
 from fp8core.errors import CheckpointError
 from fp8core.ops.quantize import quantize

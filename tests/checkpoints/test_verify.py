@@ -294,6 +294,13 @@ def test_an_index_that_is_wrong_is_told_with_the_tensor(tmp_path, index, name):
     assert ("index", name) in found(sharded(tmp_path / "model", index=index))
 
 
+def test_a_fault_of_an_index_is_told_with_its_name(tmp_path):
+    folder = sharded(tmp_path / "model", index=without)
+    (folder / "model.safetensors.index.json").rename(folder / "diffusion.safetensors.index.json")
+    texts = [fault.text for fault in verify_checkpoint(folder).faults if fault.kind == "index"]
+    assert texts == [f"diffusion.safetensors.index.json does not name {SCALE}, which is in b.safetensors"]
+
+
 def test_an_index_that_names_a_tensor_twice_is_told(tmp_path):
     folder = sharded(tmp_path / "model", index=written_twice)
     name = min(name for file in folder.glob("*.safetensors") for name in load_file(file))
