@@ -127,10 +127,10 @@ def calibrate(
         return before
 
     watched = sorted_layers(model, include, exclude).chosen
-    hooks = [
-        places[0].layer.register_forward_pre_hook(watch(name), with_kwargs=True) for name, places in watched.items()
-    ]
+    hooks = []
     try:
+        for name, places in watched.items():
+            hooks.append(places[0].layer.register_forward_pre_hook(watch(name), with_kwargs=True))
         with torch.no_grad(), _eagerly():
             for batch in batches:
                 _call(model, batch)

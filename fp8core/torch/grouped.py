@@ -51,7 +51,7 @@ class GroupedLinear(Frozen):
         ShapeError: groups, in_features or out_features is not a whole number from 0 to 2**31 - 1.
         ScaleError: the scheme is "tensor", whose one scale each group may give to all its channels; or static with
             the scheme "block".
-        DTypeError: weight_dtype is not an FP8 format, or dtype is no ``torch.dtype``.
+        DTypeError: weight_dtype is not an FP8 format, dtype is no ``torch.dtype``, or an option is not True or False.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -75,7 +75,7 @@ class GroupedLinear(Frozen):
         use_fast_accum: bool = True,
     ) -> None:
         super().__init__()
-        group = scheme_of(scheme).group_shape
+        group, static = scheme_of(scheme).group_shape, checks.flag(static, "static")
         if group == PER_TENSOR:
             raise ScaleError("scheme needs channel or block, got tensor: channel with equal scales is the same")
         if static and group == BLOCK_128:

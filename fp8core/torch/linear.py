@@ -54,7 +54,7 @@ class Linear(ForwardLinear):
         CheckpointError: scheme is not one of the three.
         ShapeError: in_features or out_features is not a whole number from 0 to 2**31 - 1.
         ScaleError: static with the scheme "block".
-        DTypeError: weight_dtype is not an FP8 format, or dtype is no ``torch.dtype``.
+        DTypeError: weight_dtype is not an FP8 format, dtype is no ``torch.dtype``, or an option is not True or False.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -80,7 +80,7 @@ class Linear(ForwardLinear):
         batch_invariant: bool = False,
     ) -> None:
         nn.Module.__init__(self)  # nn.Linear.__init__ would allocate a high-precision weight
-        group = scheme_of(scheme).group_shape
+        group, static = scheme_of(scheme).group_shape, checks.flag(static, "static")
         if static and group == BLOCK_128:
             raise ScaleError(
                 "static needs the scheme channel or tensor, as block needs scales of inputs by groups, got block"

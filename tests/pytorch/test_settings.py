@@ -123,6 +123,14 @@ def test_a_dtype_is_one_of_torch(make, dtype):
         make(dtype)
 
 
+@pytest.mark.parametrize("make", [lambda s: Linear(4, 4, static=s), lambda s: GroupedLinear(2, 4, 4, static=s)])
+def test_whether_inputs_are_static_is_true_or_false(make):
+    assert make(np.True_).input_scale is not None
+    assert make(0).input_scale is None
+    with pytest.raises(DTypeError, match="static needs True or False, got 'no'"):
+        make("no")
+
+
 def test_features_may_be_numbers_of_numpy():
     layer = Linear(np.int64(64), np.int32(32))
     assert layer(torch.ones(2, 64)).shape == (2, 32)
