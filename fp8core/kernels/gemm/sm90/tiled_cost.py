@@ -137,11 +137,11 @@ HOT_US: Final = 112.1
 """Time of k-blocks after which half of that fraction applies."""
 WHOLE_WAVES: Final = 1.006
 """Share of the time that grows with whole waves; the rest grows with tiles."""
-SPLIT_FACTORS: Final[dict[Scales, float]] = {"chain": 1.13, "promoted": 1.13, "block": 1.1, "group": 1.31}
+SPLIT_FACTORS: Final[dict[Scales, float]] = {"chain": 1.13, "promoted": 1.13, "block": 1.09, "group": 1.31}
 """Factors on the time of a split k, beside that of as many tiles with as many k-blocks."""
-SPLIT_US: Final = {2: -0.233, 4: 0.128}
+SPLIT_US: Final = {2: -0.275, 4: 0.0913}
 """Time that a product takes more, by the number of blocks that share a tile."""
-EXCHANGE_US: Final = 7.84e-5
+EXCHANGE_US: Final = 8.57e-5
 """Time of a block per sum that it gets from others. `python -m bench.split_costs` fits the three, to an H100; they
 choose as well on an H200 (docs/results/README.md)."""
 LEAST_K_BLOCKS: Final = 2
