@@ -81,6 +81,14 @@ def split_experts(source: Source) -> Source:
     return source._replace(headers=tuple(headers), weight_map=files)
 
 
+def split_if_possible(source: Source) -> Source:
+    """Return a checkpoint with its stacked experts split, or as it is if there are none or they cannot be split."""
+    try:
+        return split_experts(source) if _stacks(source) else source
+    except CheckpointError:
+        return source
+
+
 def split_like(source: Source, names: Container[str]) -> Source:
     """Return a checkpoint with its stacked experts split, if another one, with tensors of these names, has them split.
 

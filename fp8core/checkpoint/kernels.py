@@ -1,25 +1,25 @@
 """The kernels of linear layers and of experts, planned for a device that need not be in this machine."""
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any
 
 from fp8core.checkpoint.linear_shapes import LayerShape
 from fp8core.checkpoint.mixture_shapes import MixtureShape
 from fp8core.core.ahead import plan_ahead
 from fp8core.core.explaining import ArraySpec
+from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm import corrections
 from fp8core.ops import grouped_scaled_mm_nt, moe_permute, moe_unpermute, quantize, silu_and_mul_quant
 from fp8core.ops.grouped_mm import layout_of_scales
 from fp8core.ops.linear import linear
+from fp8core.ops.linear_scratch import ROW_ALIGNMENT
+from fp8core.ops.moe_permute import IDS
 from fp8core.ops.quantized import Quantized
 from fp8core.problem import ABSENT, Target
 from fp8core.runtime import device, jit
 from fp8core.tuning.files import named_ahead
 from fp8core.tuning.shapes import SCHEMES, layer_call
 from fp8core.tuning.values import apply_ahead
-
-FP8: Final = "float8_e4m3fn"
-"""The format of layers in torch, whatever the device."""
 
 
 def kernels_of(
@@ -43,7 +43,7 @@ def kernels_of(
     wanted, mixed = list(layers), list(mixtures)
     for place in _places(target):
         for m, layer in wanted:
-            call = layer_call((m, layer.n, layer.k), layer.scheme, dtype, bias=layer.bias, device=place)
+            call = layer_call((m, layer.n, layer.k), layer.scheme, dtype, **layer.options, device=place)
             plan_ahead(linear, place, *call.arguments, **call.keywords)
         for tokens, mixture in mixed:
             _plan_experts(tokens, mixture, dtype, place)
@@ -65,29 +65,39 @@ def _places(target: Target) -> list[Target]:
 
 
 def _plan_experts(tokens: int, mixture: MixtureShape, dtype: str, place: Target) -> None:
-    """Plan the calls of `fp8core.transformers.GroupedExperts` whose inputs have dynamic scales.
+    """Plan the calls of `fp8core.transformers.GroupedExperts`.
 
     Activations other than SiLU are operations of torch, after which the input of down is quantized.
     """
-    experts, each, hidden, inner, scheme, gated = mixture
+    experts, each, hidden, inner, scheme, gated, static, weight_dtype = mixture
     of_x, of_weight = SCHEMES[scheme]
+    choices = tokens * each
+    given = ArraySpec((choices, 1), "float32")  # a static scale for each row: that of its expert
 
     def quantized(made: list[ArraySpec]) -> Quantized[ArraySpec, ArraySpec]:
-        data, scale = made
-        return Quantized(data, scale, of_x)
+        data, *scales = made
+        return Quantized(data, scales[0] if scales else given, of_x)
 
     def form(rows: int) -> dict[str, object]:
+        if static:
+            return {"group_shape": of_x, "scale": given}
         return {"group_shape": of_x, "scale_layout": layout_of_scales(of_x, rows)}
 
     def product(a: Quantized[ArraySpec, ArraySpec], n: int, k: int, offs: ArraySpec) -> ArraySpec:
         scale = ArraySpec((experts, *of_weight.scale_shape(n, k)), "float32")
-        weight = Quantized(ArraySpec((experts, n, k), FP8), scale, of_weight)
+        stride = round_up(k, ROW_ALIGNMENT)
+        codes = ArraySpec((experts, n, k), weight_dtype, strides=(n * stride, stride, 1))
+        weight = Quantized(codes, scale, of_weight)
         return plan_ahead(grouped_scaled_mm_nt, place, a, weight, offs=offs, out_dtype=dtype)[0]
 
-    x = quantized(plan_ahead(quantize, place, ArraySpec((tokens, hidden), dtype), **form(tokens)))
-    *rows, offs, inverse = plan_ahead(moe_permute, place, x, ArraySpec((tokens, each), "int64"), experts)
+    x: Any = ArraySpec((tokens, hidden), dtype)
+    if not static:
+        x = quantized(plan_ahead(quantize, place, x, **form(tokens)))
+    for of_choices in IDS:
+        *rows, offs, inverse = plan_ahead(moe_permute, place, x, ArraySpec((tokens, each), of_choices), experts)
+    if static:
+        rows = plan_ahead(quantize, place, *rows, **form(choices))
     both = product(quantized(rows), (1 + gated) * inner, hidden, offs)
-    choices = tokens * each
     made = plan_ahead(quantize, place, ArraySpec((choices, inner), dtype), **form(choices))
     if gated:
         made = plan_ahead(silu_and_mul_quant, place, both, round_intermediate=True, **form(choices))

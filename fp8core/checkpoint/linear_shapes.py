@@ -1,12 +1,15 @@
 """The shapes and scale schemes of a checkpoint's linear layers, for tuning and compiling."""
 
 import os
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from fp8core.checkpoint.experts import split_experts, split_if_possible
 from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.quantizing import plan_checkpoint
-from fp8core.checkpoint.reader import open_checkpoint
+from fp8core.checkpoint.reader import checkpoint_of
+from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
 from fp8core.tuning.shapes import Scheme
 
@@ -24,13 +27,23 @@ class LayerShape(NamedTuple):
     k: int
     scheme: Scheme
     bias: bool = False
+    static: bool = False
+    """Whether the scale of its input is stored."""
+    weight_dtype: str | None = "float8_e4m3fn"
+    """The FP8 format of the weight; None for the E4M3 format that the device multiplies."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `fp8core.tuning.shapes.layer_call` beside the shape and the scheme."""
+        return {"bias": self.bias, "static": self.static, "weight_dtype": self.weight_dtype}
 
 
 def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dict[LayerShape, list[str]]:
     """Return the distinct linear layers of a safetensors file or folder, each with the names of its weights.
 
     In an FP8 checkpoint these are all FP8 weights, with the schemes of their scales; in a high-precision checkpoint,
-    the weights that `quantize_checkpoint` would quantize. Only headers are read.
+    the weights that `quantize_checkpoint` would quantize. Experts that are stacked in one tensor count as the layers
+    that `split_experts` makes of them; those that it refuses are left out. Only headers are read.
 
     Args:
         source: a safetensors file, or a folder of them.
@@ -46,20 +59,27 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
         >>> from fp8core.checkpoint.linear_shapes import layers_of
         >>> with TemporaryDirectory() as folder:
         ...     save_file({"up.weight": np.ones((64, 32), np.float32)}, f"{folder}/model.safetensors")
-        ...     layers_of(folder)
-        {LayerShape(n=64, k=32, scheme='channel', bias=False): ['up.weight']}
+        ...     found = layers_of(folder)
+        >>> [(shape.n, shape.k, shape.scheme, names) for shape, names in found.items()]
+        [(64, 32, 'channel', ['up.weight'])]
     """
-    checkpoint = open_checkpoint(source)
+    stored = scan(Path(source))
+    split = split_if_possible(stored)
+    checkpoint = checkpoint_of(split)
     found: dict[LayerShape, list[str]] = {}
 
-    def add(tensor: str, n: int, k: int, how: Scheme) -> None:
+    def add(tensor: str, n: int, k: int, how: Scheme, *others: Any) -> None:
         bias = f"{module_of(tensor)}.bias" in checkpoint.all_tensors
-        found.setdefault(LayerShape(n, k, how, bias), []).append(tensor)
+        found.setdefault(LayerShape(n, k, how, bias, *others), []).append(tensor)
 
     for layer in checkpoint.layers.values():
-        add(layer.weight.name, *layer.matrix_shape, _scheme_of(layer))
-    if not found:
-        for verdict in plan_checkpoint(source, scheme=scheme).verdicts:
+        if layer.experts is None:
+            how = _scheme_of(layer)
+            add(layer.weight.name, *layer.matrix_shape, how, layer.input_scale is not None, layer.dtype)
+    if checkpoint.layers and not found:
+        split_experts(stored)  # says why stacked experts cannot be split
+    elif not found:
+        for verdict in plan_checkpoint(source, scheme=scheme, split_experts=split is not stored).verdicts:
             if verdict.status == "quantized":
                 n, k = verdict.shape[-2:]
                 add(verdict.tensor, n, k, scheme)

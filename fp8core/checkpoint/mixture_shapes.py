@@ -32,13 +32,17 @@ class MixtureShape(NamedTuple):
     """That of grouped products, in which a scale per tensor is repeated for each channel."""
     gated: bool = True
     """Whether an expert has a gate beside its up projection."""
+    static: bool = False
+    """Whether the scales of inputs are stored."""
+    weight_dtype: str | None = "float8_e4m3fn"
+    """The FP8 format of the weights."""
 
 
 def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str, Any]) -> dict[MixtureShape, list[str]]:
     """Return the distinct mixtures among layers, each with the names of its modules.
 
-    Experts are found that the checkpoint stores one by one, and that can be grouped: the layers of a projection are
-    alike, without bias, and no block of 128x128 covers rows of gate and of up.
+    Experts are found whose layers can be grouped: those of a projection are alike, without bias, and no block of
+    128x128 covers rows of gate and of up.
 
     Args:
         layers: the layers of a checkpoint with the names of their weights, as `layers_of` returns them.
@@ -48,8 +52,9 @@ def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str,
         >>> from fp8core.checkpoint.linear_shapes import LayerShape
         >>> from fp8core.checkpoint.mixture_shapes import mixtures_of
         >>> names = [f"mlp.experts.{i}.{name}_proj.weight" for i in range(8) for name in ("gate", "up", "down")]
-        >>> mixtures_of({LayerShape(256, 256, "channel"): names}, {"num_experts_per_tok": 2})
-        {MixtureShape(experts=8, each=2, hidden=256, inner=256, scheme='channel', gated=True): ['mlp.experts']}
+        >>> found = mixtures_of({LayerShape(256, 256, "channel"): names}, {"num_experts_per_tok": 2})
+        >>> [(shape.experts, shape.inner, modules) for shape, modules in found.items()]
+        [(8, 256, ['mlp.experts'])]
     """
     each = sizes_of(config).get("num_experts_per_tok")
     modules: dict[str, dict[str, list[LayerShape]]] = defaultdict(lambda: defaultdict(list))
@@ -81,10 +86,10 @@ def _mixture(projections: Mapping[str, Sequence[LayerShape]], each: int) -> Mixt
     assert up is not None
     assert down is not None
     gated, across = len(first) == 2, up.scheme == "block" and up.n % BLOCK
-    if (down.n, down.k, down.scheme) != (up.k, up.n, up.scheme) or up.bias or down.bias or (gated and across):
+    if down != up._replace(n=up.k, k=up.n) or up.bias or (gated and across):
         return None
     scheme: Literal["channel", "block"] = "block" if up.scheme == "block" else "channel"
-    return MixtureShape(max(counts), each, up.k, up.n, scheme, gated)
+    return MixtureShape(max(counts), each, up.k, up.n, scheme, gated, up.static, up.weight_dtype)
 
 
 def _only(shapes: Iterable[LayerShape]) -> LayerShape | None:

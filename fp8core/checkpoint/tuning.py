@@ -65,7 +65,7 @@ def products_of(
     """
     numbers = checks.extents(rows, "rows", least=1)
     return [
-        layer_product((m, layer.n, layer.k), layer.scheme, dtype, bias=layer.bias, device=device)
+        layer_product((m, layer.n, layer.k), layer.scheme, dtype, **layer.options, device=device)
         for layer in layers
         for m in numbers
     ]

@@ -45,7 +45,7 @@ def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme
 
     if model is None and not shapes:
         raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
-    asked = [(m, LayerShape(n, k, scheme)) for m, n, k in _shapes(shapes or [])]
+    asked = [(m, LayerShape(n, k, scheme, weight_dtype=None)) for m, n, k in _shapes(shapes or [])]
     numbers = _numbers(rows, "--rows")
     layers: dict[LayerShape, list[str]] = {}
     if model is not None:

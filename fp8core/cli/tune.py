@@ -42,9 +42,7 @@ def tune(
     asked = layers_asked(model, shapes, rows, scheme).layers
     if device.count() == 0:
         raise UnsupportedProblemError(f"tune needs a GPU, whose kernels it times, got none: {device.why_none()}")
-    products = list(
-        dict.fromkeys(layer_product((m, n, k), of_layer, dtype, bias=bias) for m, (n, k, of_layer, bias) in asked)
-    )
+    products = list(dict.fromkeys(layer_product((m, of.n, of.k), of.scheme, dtype, **of.options) for m, of in asked))
     file = out or tunings_file()
     check_writable(file)
     with warnings_as_lines():

@@ -7,9 +7,11 @@ from fp8core import timing
 from fp8core.core.checks import is_one_of, whole_numbers
 from fp8core.core.explaining import ArraySpec
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
+from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
 from fp8core.ops.linear import linear
+from fp8core.ops.linear_scratch import ROW_ALIGNMENT
 from fp8core.ops.quantized import Quantized
 from fp8core.ops.targets import target_of
 from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, ScaledMm, Target, native_e4m3
@@ -85,9 +87,14 @@ def layer_call(
     dtype: str,
     *,
     bias: bool = False,
+    static: bool = False,
+    weight_dtype: str | None = None,
     device: int | str | Target | None = None,
 ) -> LayerCall:
     """Return the call of a linear layer of a shape (m, n, k), whose arrays are contiguous and aligned.
+
+    The rows of its weight are padded to a multiple of 16 bytes, as layers on a GPU pad them. ``static``: the scale of
+    the input is given. ``weight_dtype``: by default the E4M3 format that the device multiplies.
 
     Raises:
         ShapeError: the shape does not have three positive numbers.
@@ -102,8 +109,11 @@ def layer_call(
     target = target_of(device, "device")
     of_x, of_weight = SCHEMES[scheme]
     scale_shape = (1,) if of_weight == PER_TENSOR else of_weight.scale_shape(n, k)
-    weight = Quantized(ArraySpec((n, k), native_e4m3(target)), ArraySpec(scale_shape, "float32"), of_weight)
+    codes = ArraySpec((n, k), weight_dtype or native_e4m3(target), strides=(round_up(k, ROW_ALIGNMENT), 1))
+    weight = Quantized(codes, ArraySpec(scale_shape, "float32"), of_weight)
     given: dict[str, Any] = {"bias": ArraySpec((n,), dtype)} if bias else {}
+    if static:
+        of_x, given["input_scale"] = PER_TENSOR, ArraySpec((1,), "float32")
     return LayerCall((ArraySpec((m, k), dtype), weight), {"group_shape": of_x, **given}, target)
 
 
@@ -111,12 +121,10 @@ def layer_product(
     shape: tuple[int, int, int],
     scheme: str,
     dtype: str,
-    *,
-    bias: bool = False,
-    device: int | str | Target | None = None,
+    **options: Any,
 ) -> ScaledMm:
-    """Return the product of a linear layer of a shape, whose weight may be read early; errors as of `layer_call`."""
-    call = layer_call(shape, scheme, dtype, bias=bias, device=device)
+    """Return the product of a linear layer, whose weight may be read early; arguments and errors as of `layer_call`."""
+    call = layer_call(shape, scheme, dtype, **options)
     asked = explain(linear, *call.arguments, target=call.target, **call.keywords)
     return product_of(asked.problem)._replace(prefetch_weight=True)
 

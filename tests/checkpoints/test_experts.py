@@ -14,6 +14,8 @@ from fp8core.checkpoint import (
     verify_checkpoint,
 )
 from fp8core.checkpoint.experts import split_experts
+from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
+from fp8core.checkpoint.mixture_shapes import mixtures_of
 from fp8core.checkpoint.reader import checkpoint_of
 from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
@@ -294,3 +296,30 @@ def test_a_mixture_with_stacked_experts_loads_in_transformers(tmp_path):
     with torch.no_grad():
         want, got = model(tokens).logits, loaded.eval()(tokens).logits
     assert (got - want).norm() < 0.12 * want.norm()
+
+
+@pytest.mark.parametrize("name", ["_scale_inv", "_scale"])
+def test_shapes_of_stacked_experts_are_those_of_split_ones(tmp_path, name):
+    rows, cols = (128, 128) if name == "_scale_inv" else (1, -1)
+    fp8(tmp_path / "fp8", rows, cols, name)
+    convert_checkpoint(tmp_path / "fp8", tmp_path / "apart", to="compressed-tensors", split_experts=True)
+    config = {"hidden_size": HIDDEN, "num_experts_per_tok": 2}
+    found = layers_of(tmp_path / "fp8")
+    assert found == layers_of(tmp_path / "apart")
+    (mixture,) = mixtures_of(found, config)
+    assert mixture == (E, 2, HIDDEN, INNER, "block" if rows == 128 else "channel", True, False, "float8_e4m3fn")
+    wide = folder(tmp_path / "wide", stacked())
+    assert mixtures_of(layers_of(wide), config) == {(*mixture[:4], "channel", *mixture[5:]): [EXPERTS]}
+
+
+def test_stacked_experts_that_cannot_be_split_are_left_out_of_the_shapes(tmp_path):
+    biased = {
+        **stacked(),
+        f"{EXPERTS}.down_proj_bias": normal(E, HIDDEN),
+        "model.layers.0.self_attn.o_proj.weight": normal(64, HIDDEN),
+    }
+    assert list(layers_of(folder(tmp_path / "biased", biased))) == [LayerShape(64, HIDDEN, "channel")]
+    fp8(tmp_path / "fp8", 1, -1, "_scale")
+    (tmp_path / "fp8" / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"split_experts needs hidden_size in the config\.json"):
+        layers_of(tmp_path / "fp8")

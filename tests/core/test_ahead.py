@@ -101,7 +101,7 @@ def planned(target):
 @pytest.mark.parametrize("gpu", corrections.trees())
 def test_a_model_of_gpu_gets_the_kernels_that_it_chooses_itself(monkeypatch, gpu):
     """Estimates are corrected for the model that is in the machine, and for the one that is named."""
-    calls = [layer_call((m, n, k), scheme, "bfloat16", device=H200) for m, (n, k, scheme, _) in LAYERS]
+    calls = [layer_call((m, of.n, of.k), of.scheme, "bfloat16", device=H200) for m, of in LAYERS]
     with on(gpu):
         wanted = set().union(*(there(monkeypatch, H200, linear, *call[:2]) for call in calls))
     forget()
@@ -168,6 +168,16 @@ def test_tunings_that_cannot_be_read_are_named(monkeypatch, tmp_path):
     with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: No such file") as caught:
         assert kernels_of([TUNED], "bfloat16", TARGETS["sm_90"])
     assert len(caught) == 1
+
+
+@pytest.mark.parametrize(("target", "of_shapes"), [(H200, FP8), (MI300, "float8_e4m3fnuz")], ids=str)
+def test_weights_have_the_format_and_the_rows_of_layers(target, of_shapes):
+    """Layers of torch keep a file's format on every GPU, and pad rows to 16 bytes."""
+    of_file = LayerShape(64, 1000, "tensor", static=True)
+    for layer, dtype in ((of_file, FP8), (of_file._replace(weight_dtype=None), of_shapes)):
+        x, weight = layer_call((16, 64, 1000), "tensor", "bfloat16", **layer.options, device=target).arguments
+        assert (weight.data.dtype, weight.data.strides, x.strides) == (dtype, (1008, 1), (1000, 1))
+        assert layer_product((16, 64, 1000), "tensor", "bfloat16", **layer.options, device=target).b == dtype
 
 
 def test_a_plan_for_an_absent_device_cannot_be_launched():

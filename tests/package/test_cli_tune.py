@@ -10,6 +10,7 @@ from rich.console import Console
 from fp8core import timing
 from fp8core.checkpoint import quantize_checkpoint, tune_checkpoint
 from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
+from fp8core.checkpoint.tuning import products_of
 from fp8core.cli import terminal, tune
 from fp8core.errors import CheckpointError, ShapeError
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -201,6 +202,21 @@ def test_layers_of_other_makes_and_of_none(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match="holds no safetensors file"):
         layers_of(tmp_path / "empty")
+
+
+def test_layers_have_the_format_and_the_static_scale_of_the_file(tmp_path):
+    codes, one = np.zeros((256, 128), ml_dtypes.float8_e5m2), np.ones(1, np.float32)
+    layers = {"a.weight": codes, "a.weight_scale": one, "a.input_scale": one, "b.weight": codes, "b.weight_scale": one}
+    write(tmp_path / "a.safetensors", layers)
+    dynamic = LayerShape(256, 128, "tensor", weight_dtype="float8_e5m2")
+    found = layers_of(tmp_path / "a.safetensors")
+    assert found == {dynamic._replace(static=True): ["a.weight"], dynamic: ["b.weight"]}
+    write(
+        tmp_path / "b.safetensors",
+        {"a.weight": codes, "a.weight_scale": np.ones((256, 1), np.float32), "a.input_scale": one},
+    )
+    (product,) = products_of(layers_of(tmp_path / "b.safetensors"), [16], "bfloat16", device="sm_90")
+    assert (product.scale_a, product.scale_b) == ("tensor", "row")
 
 
 @pytest.mark.parametrize("count", [16, None, "16", [0], [-1], [1 << 31], [1.5], [None], np.array(16)], ids=repr)
