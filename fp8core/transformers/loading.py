@@ -42,8 +42,8 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
     Raises:
         DeviceError: layers are to be spread over processes, or offloaded.
         CheckpointError: quantization_config is given for a quantized checkpoint; a quantized weight is not FP8, or no
-            layer supports its scales; the model has no linear layer for an FP8 weight; a weight to be quantized holds
-            NaN or infinities; or a file cannot be read.
+            layer supports its scales; a scale is NaN, infinite, zero or negative; the model has no linear layer for an
+            FP8 weight; a weight to be quantized holds NaN or infinities; or a file cannot be read.
 
     Examples:
         >>> from tempfile import TemporaryDirectory

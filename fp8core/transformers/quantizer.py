@@ -22,7 +22,7 @@ from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_proce
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.grouping import group_experts_, separate_experts_
 from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
-from fp8core.transformers.stored import as_stored, carry, complete, initialized, waiting
+from fp8core.transformers.stored import as_stored, carry, complete, initialized, refuse_bad_scales, waiting
 from fp8core.transformers.unstacking import unstack_experts
 
 SIZES: Final = "tp_size", "ep_size", "pp_size", "fsdp_size", "dp_replicate_size"
@@ -201,6 +201,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
         for name, layer in layers.items():
             complete(name, layer)
+        refuse_bad_scales(layers)
         self._layers = tuple(layers)
         group_experts_(model)
         return model

@@ -1,5 +1,8 @@
 """Layers of FP8 checkpoints: made before their tensors are loaded, completed afterwards, saved in the file's form."""
 
+import math
+from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -144,6 +147,35 @@ def complete(name: str, layer: Linear) -> None:
     bias = layer._parameters["bias"]
     if bias is not None and not getattr(bias, "_is_hf_initialized", False):
         bias.zero_()  # the file has no bias, which transformers reports
+
+
+def refuse_bad_scales(layers: Mapping[str, Linear]) -> None:
+    """Refuse completed layers with a scale that is NaN, infinite (in float32), zero or negative.
+
+    The host waits once for each device: until the least and the largest number of every scale are known.
+
+    Raises:
+        CheckpointError: a layer has such a scale.
+    """
+    placed: dict[torch.device, dict[str, Tensor]] = defaultdict(dict)
+    for name, layer in layers.items():
+        for role, stored in layer.__dict__.get("stored", {}).items():
+            scale = layer._parameters[role]
+            assert scale is not None
+            if scale.numel():
+                placed[scale.device][f"{name}.{stored.name}"] = scale.detach()
+    bad: list[str] = []
+    for scales in placed.values():
+        ends = torch.stack([end for scale in scales.values() for end in scale.aminmax()]).view(-1, 2).tolist()
+        # Both ends are NaN if any number is.
+        bad += [
+            f"{name} needs finite scales above 0, got {low if not low > 0 else high}"
+            for name, (low, high) in zip(scales, ends, strict=True)
+            if not 0 < low <= high < math.inf
+        ]
+    if bad:
+        others = f" (and {len(bad) - 1} other scales)" if len(bad) > 1 else ""
+        raise CheckpointError(f"{bad[0]}{others}: fp8core verify names all")
 
 
 def as_stored(model: nn.Module) -> dict[str, Any] | None:

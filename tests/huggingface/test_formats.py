@@ -190,6 +190,44 @@ def test_a_weight_without_its_scale(tmp_path):
         from_pretrained(tmp_path / "fp8")
 
 
+@pytest.mark.parametrize(
+    ("writer", "kind", "name", "number", "got"),
+    [
+        (formats.ct_channel, "llama", "layers.1.mlp.up_proj.weight_scale", float("nan"), "nan"),
+        (formats.ct_channel, "qwen3_moe", "layers.0.mlp.experts.3.down_proj.weight_scale", 0, r"0\.0"),
+        (formats.ct_static, "llama", "layers.0.self_attn.q_proj.input_scale", float("inf"), "inf"),
+        (formats.modelopt, "llama", "layers.1.mlp.down_proj.weight_scale", -1.5, r"-1\.5"),
+        (formats.deepseek, "qwen3_moe", "layers.1.mlp.experts.0.up_proj.weight_scale_inv", float("-inf"), "-inf"),
+        (formats.deepseek_powers, "llama", "layers.0.mlp.up_proj.weight_scale_inv", float("nan"), "nan"),
+    ],
+)
+def test_a_scale_that_no_weight_can_have(writer, kind, name, number, got, tmp_path):
+    def spoilt(out):
+        writer(out)
+        scale = out.tensors[f"model.{name}"]
+        out.tensors[f"model.{name}"] = scale.clone()
+        out.tensors[f"model.{name}"].view(-1)[-1] = number
+
+    write(spoilt, kind, tmp_path)
+    with pytest.raises(
+        CheckpointError, match=rf"^model\.{name} needs finite scales above 0, got {got}: fp8core verify"
+    ):
+        from_pretrained(tmp_path / "fp8")
+
+
+def test_scales_that_no_weights_can_have_are_counted(tmp_path):
+    def spoilt(out):
+        formats.ct_static(out)
+        for name in [name for name in out.tensors if name.endswith("input_scale")]:
+            out.tensors[name] = out.tensors[name] * 0
+
+    write(spoilt, "llama", tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"input_scale needs finite scales above 0, got 0\.0 \(and 13 other scales\)"
+    ):
+        from_pretrained(tmp_path / "fp8")
+
+
 def test_a_method_that_is_not_fp8(tmp_path):
     def other(out):
         out.tensors |= {f"{module}.weight": weight for module, weight in out.linears.items()}
