@@ -12,6 +12,8 @@ from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 Activations = Literal["static", "dynamic"]
 
 MODELOPT_FILE: Final = "hf_quant_config.json"
+MISTRAL_FILE: Final = "params.json"
+"""The configuration beside Mistral's own files."""
 METHODS: Final[Mapping[str, FormatName]] = {
     "fp8": "fp8",
     "compressed-tensors": "compressed-tensors",

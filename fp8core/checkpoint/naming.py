@@ -106,8 +106,9 @@ OTHERS: Final[Mapping[str, str]] = {
     ".weight_zero_point": "asymmetric quantization",
     ".input_zero_point": "asymmetric quantization",
     ".pre_quant_scale": "ModelOpt's AWQ or SmoothQuant",
+    "._weight_qdata": "torchao",
 }
-"""By suffix of a tensor's name: another quantization, or one that FP8 codes times their scales do not express."""
+"""By suffix of a tensor's name: another quantization, or one that is not read as FP8 codes times their scales."""
 ZERO_POINTS: Final = (".weight_zero_point", ".input_zero_point")
 """The suffixes in `OTHERS` of zero points, which change nothing if they are zero, as symmetric schemes store them."""
 BESIDE: Final[Mapping[str, str]] = {"_blocks": "_scales", ".bitmask": ".compressed"}

@@ -17,7 +17,7 @@ from fp8core.checkpoint.changes import (
     refuse_scales_that_are_not_finite,
     refuse_scales_that_are_not_positive,
 )
-from fp8core.checkpoint.claims import MODELOPT_FILE, is_side
+from fp8core.checkpoint.claims import MISTRAL_FILE, MODELOPT_FILE, is_side
 from fp8core.checkpoint.extras import CONFIG, RECORD, Extra
 from fp8core.checkpoint.faults import left_over, other_groups
 from fp8core.checkpoint.files import FP8, Header
@@ -40,6 +40,7 @@ from fp8core.checkpoint.parts import Changed, ConvertedFile, Copied, Part, Small
 from fp8core.checkpoint.reader import SCALES, Checkpoint
 from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
+from fp8core.checkpoint.source import read_json
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
@@ -194,9 +195,14 @@ class Planned:
         return Work(source, self.files, extras, self._documents(extras), None)
 
     def _extra(self, extra: Extra) -> Extra:
-        if extra.name == MODELOPT_FILE:
+        if extra.name == MODELOPT_FILE or (extra.name == MISTRAL_FILE and self._mistral()):
             return extra._replace(copied=False, reason="says how the source was quantized")
         return extra
+
+    def _mistral(self) -> dict[str, Any]:
+        """Return the content of params.json without its quantization; empty if it has none."""
+        params = read_json(self.checkpoint.source.path / MISTRAL_FILE)
+        return params if params.pop("quantization", None) else {}
 
     def _documents(self, extras: Sequence[Extra]) -> dict[str, dict[str, Any]]:
         """Return the JSON files of a new folder."""
@@ -208,6 +214,8 @@ class Planned:
                 documents[MODELOPT_FILE] = modelopt_file(self.config)
         if config:
             documents[CONFIG] = config
+        if self._mistral():
+            documents[MISTRAL_FILE] = self._mistral()
         if self.checkpoint.source.weight_map:
             documents[self.checkpoint.source.index_name] = index_of(self.files, {})
         files = {one.name: one.size() for one in self.files}

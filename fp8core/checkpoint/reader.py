@@ -117,7 +117,8 @@ class Checkpoint:
         """The FP8 weights by the names of their modules, and the format."""
         present = self.all_tensors
         codes = (one for one in present.values() if one.dtype in FP8 and one.nbytes)
-        named = (one for one in codes if not naming.is_scale(one.name) and not one.name.endswith(naming.MARKER))
+        others = naming.MARKER, *naming.OTHERS
+        named = (one for one in codes if not naming.is_scale(one.name) and not one.name.endswith(others))
         weights = [one for one in named if len(one.shape) > 1 or (self.unscaled and one.shape)]
         around = {one.name: belongings(one.name, present) for one in weights}
         name = _format_of(self.claim, weights, around, present)

@@ -63,6 +63,20 @@ def test_bf16_is_code_times_scale_rounded_once_in_every_byte(tmp_path, writer):
     assert not inspect_checkpoint(wide_checkpoint).faults
 
 
+@pytest.mark.parametrize("to", ["bf16", "compressed-tensors"])
+def test_the_configuration_beside_files_of_mistral_claims_nothing_any_more(tmp_path, to):
+    """vLLM reads the quantization from params.json: it would look for qscale_weight."""
+    write_format(written.mistral, tmp_path / "fp8")
+    params = {"dim": 200, "n_layers": 1, "rope": {"quantization": 1}}
+    for name, more in (("fp8", {"quantization": {"qformat_weight": "fp8_e4m3"}}), ("plain", {})):
+        (tmp_path / "fp8" / "params.json").write_text(json.dumps({**params, **more}))
+        convert_checkpoint(tmp_path / "fp8", tmp_path / f"{name}-out", to=to)
+        assert json.loads((tmp_path / f"{name}-out" / "params.json").read_text()) == params
+        record = json.loads((tmp_path / f"{name}-out" / "fp8core.json").read_text())
+        assert "params.json" in record["files"]
+        assert ("params.json" in record["left_out"]) == (name == "fp8")
+
+
 @pytest.mark.parametrize(("writer", "to"), CASES, ids=lambda one: getattr(one, "__name__", one))
 def test_codes_stay_where_groups_are_nested_and_every_target_is_a_checkpoint_without_faults(tmp_path, writer, to):
     out = write_format(writer, tmp_path / "in")

@@ -33,6 +33,7 @@ OTHERS = {
     "scaled integers or packed FP4": {f"{UP}.weight": INTEGERS, f"{UP}.weight_scale": np.ones((64, 1), np.float32)},
     "asymmetric quantization": {f"{UP}.weight_zero_point": np.ones((64, 1), np.int8)},
     "ModelOpt's AWQ or SmoothQuant": {f"{UP}.pre_quant_scale": np.ones(64, np.float32)},
+    "torchao": {f"{UP}._weight_qdata": CODES, f"{UP}._weight_scale": np.ones((64, 1), np.float32)},
     "sparse weights of compressed-tensors": {f"{UP}.bitmask": BYTES, f"{UP}.compressed": np.ones((64, 32), np.float32)},
     "MXFP4": {f"{UP}_blocks": np.zeros((2, 64, 2, 16), np.uint8), f"{UP}_scales": np.zeros((2, 64, 2), np.uint8)},
 }
