@@ -75,7 +75,8 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
     for layer in checkpoint.layers.values():
         if layer.experts is None:
             how = _scheme_of(layer)
-            add(layer.weight.name, *layer.matrix_shape, how, layer.input_scale is not None, layer.dtype)
+            static = layer.input_scale is not None and how != "block"  # inputs of blocks are scaled by groups
+            add(layer.weight.name, *layer.matrix_shape, how, static, layer.dtype)
     if checkpoint.layers and not found:
         split_experts(stored)  # says why stacked experts cannot be split
     elif not found:

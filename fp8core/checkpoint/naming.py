@@ -107,6 +107,7 @@ OTHERS: Final[Mapping[str, str]] = {
     ".input_zero_point": "asymmetric quantization",
     ".pre_quant_scale": "ModelOpt's AWQ or SmoothQuant",
     "._weight_qdata": "torchao",
+    ".weight:qdata": "torchao",
 }
 """By suffix of a tensor's name: another quantization, or one that is not read as FP8 codes times their scales."""
 ZERO_POINTS: Final = (".weight_zero_point", ".input_zero_point")

@@ -110,9 +110,14 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             linear = modules.get(place)
             if named.pattern is not None or type(linear) is not nn.Linear:
                 what = "one joined with others" if named.pattern is not None else f"a {type(linear).__name__}"
+                hint = "fp8core convert rewrites it as bfloat16"
+                if layer.experts is not None:
+                    what, hint = (
+                        f"{layer.experts} experts in one tensor",
+                        f"{hint}, and with --split-experts one by one",
+                    )
                 raise CheckpointError(
-                    f"{key} needs a linear layer of its own in {type(model).__name__}, got {what}: "
-                    "fp8core convert rewrites it as bfloat16"
+                    f"{key} needs a linear layer of its own in {type(model).__name__}, got {what}: {hint}"
                 )
             modules[place] = waiting(layer, linear, config.options)
             model.set_submodule(place, modules[place])

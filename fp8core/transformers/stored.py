@@ -101,6 +101,11 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
         wanted = [linear.out_features, linear.in_features]
         raise CheckpointError(f"{layer.weight.name} needs the shape {wanted}, got {list(layer.weight.shape)}")
     static = layer.input_scale is not None
+    if layer.input_scale is not None and scheme == "block":
+        raise CheckpointError(
+            f"{layer.input_scale.name} needs a weight with scales per tensor or channel, got blocks of 128x128, for "
+            "which inputs are scaled by groups of 1x128"
+        )
     made = without_values(Linear, linear, scheme=scheme, static=static, weight_dtype=layer.dtype, **options)
     initialized(made)
     stored = {"weight_scale": Stored(_leaf(layer, layer.scale), layer.scale.dtype, layer.scale.shape, layer.widths)}

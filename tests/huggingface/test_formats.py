@@ -176,7 +176,9 @@ def test_experts_in_one_tensor(tmp_path):
             out.tensors[f"{place}.gate_up_proj_scale"] = torch.cat(scales, 1)
 
     write(stacked, "qwen3_moe", tmp_path)
-    with pytest.raises(CheckpointError, match=r"experts.down_proj needs a linear layer of its own in Qwen3MoeFor"):
+    with pytest.raises(
+        CheckpointError, match=r"experts.down_proj needs .* Qwen3MoeForCausalLM, got 4 experts in one .*--split-"
+    ):
         from_pretrained(tmp_path / "fp8")
 
 
@@ -224,6 +226,18 @@ def test_scales_that_no_weights_can_have_are_counted(tmp_path):
     write(spoilt, "llama", tmp_path)
     with pytest.raises(
         CheckpointError, match=r"input_scale needs finite scales above 0, got 0\.0 \(and 13 other scales\)"
+    ):
+        from_pretrained(tmp_path / "fp8")
+
+
+def test_a_static_scale_of_inputs_that_blocks_cannot_have(tmp_path):
+    def both(out):
+        formats.deepseek(out)
+        out.tensors["model.layers.1.mlp.up_proj.activation_scale"] = torch.ones(1)
+
+    write(both, "llama", tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"up_proj\.activation_scale needs a weight with scales per tensor .*, got bl"
     ):
         from_pretrained(tmp_path / "fp8")
 

@@ -188,8 +188,9 @@ def test_layers_are_those_that_are_quantized_and_then_those_that_were(tmp_path, 
 
 def test_layers_of_other_makes_and_of_none(tmp_path):
     e4m3 = np.zeros((256, 256), ml_dtypes.float8_e4m3fn)
-    write(tmp_path / "a.safetensors", {"x.weight": e4m3, "x.weight_scale_inv": np.ones((2, 2), np.float32)})
-    assert layers_of(tmp_path / "a.safetensors") == {LayerShape(256, 256, "block"): ["x.weight"]}
+    for more in ({}, {"x.activation_scale": np.ones((), np.float32)}):  # which products by blocks do not have
+        write(tmp_path / "a.safetensors", {"x.weight": e4m3, "x.weight_scale_inv": np.ones((2, 2), np.float32), **more})
+        assert layers_of(tmp_path / "a.safetensors") == {LayerShape(256, 256, "block"): ["x.weight"]}
     write(tmp_path / "b.safetensors", {"x.weight": e4m3, "x.weight_scale": np.ones((3, 2), np.float32)})
     with pytest.raises(CheckpointError, match=r"x\.weight_scale needs a shape and dtype that fit a granularity"):
         layers_of(tmp_path / "b.safetensors")
