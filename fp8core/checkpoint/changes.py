@@ -123,8 +123,9 @@ def refuse_scales_that_are_not_positive(name: str, scales: NDArray[np.float32]) 
     Raises:
         CheckpointError: a scale is NaN, infinite (in float32), zero or negative.
     """
-    if not (np.isfinite(scales) & (scales > 0)).all():
-        raise CheckpointError(f"{name} needs finite scales above 0: fp8core verify names the first")
+    bad = scales[~(np.isfinite(scales) & (scales > 0))]
+    if bad.size:
+        raise CheckpointError(f"{name} needs finite scales above 0, got {bad[0]}: fp8core verify says where")
 
 
 def refuse_scales_that_are_not_finite(layer: Layer) -> None:
@@ -134,8 +135,10 @@ def refuse_scales_that_are_not_finite(layer: Layer) -> None:
         CheckpointError: a scale is NaN or Inf, or beyond float32.
     """
     for index in range(layer.experts or 1):
-        if not np.isfinite(layer.scales(index)).all():
-            raise CheckpointError(f"{_scale_name(layer)} needs finite scales: fp8core verify names the first")
+        scales = layer.scales(index)
+        bad = scales[~np.isfinite(scales)]
+        if bad.size:
+            raise CheckpointError(f"{_scale_name(layer)} needs finite scales, got {bad[0]}: fp8core verify says where")
 
 
 def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[str]:
