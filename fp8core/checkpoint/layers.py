@@ -195,9 +195,9 @@ class Layer(NamedTuple):
         if self.repeated:
             return f"{self.weight.name} needs one scale of a kind, got {' and '.join(self.repeated)}"
         if self.scale is None:
-            return f"{self.weight.name} needs a scale, got none"
+            return f"{self.weight.name} of {self.weight.path.name} needs a scale, got none"
         what = f"{list(self.scale.shape)} ({self.scale.dtype}) for a weight {list(self.weight.shape)}"
-        return f"{self.scale.name} needs a shape and dtype that fit a granularity, got {what}"
+        return f"{self.scale.name} of {self.scale.path.name} needs a shape and dtype that fit a granularity, got {what}"
 
 
 def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:

@@ -77,7 +77,7 @@ def test_inspect_tells_faults_and_reads_no_numbers(fp8core_, source):
     damage(source, lambda tensors: tensors.pop(f"{Q}.weight_scale_inv"))
     code, out, err = fp8core_("inspect", source)
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == f"scale missing: {Q}.weight needs a scale, got none"
+    assert out.splitlines()[-1] == f"scale missing: {Q}.weight of model.safetensors needs a scale, got none"
 
 
 def test_inspect_of_an_unquantized_file_claims_nothing(fp8core_, tmp_path):
@@ -155,7 +155,9 @@ def test_verify_on_a_terminal_prints_a_table(capsys, monkeypatch, source):
     with pytest.raises(verify.typer.Exit) as left:
         verify.verify(source)
     assert left.value.exit_code == 1
-    assert rows(capsys.readouterr().out) == [["scale missing", f"{Q}.weight needs a scale, got none"]]
+    assert rows(capsys.readouterr().out) == [
+        ["scale missing", f"{Q}.weight of model.safetensors needs a scale, got none"]
+    ]
 
 
 def test_verify_against_the_original_says_how_far_it_is(fp8core_, tmp_path, source):

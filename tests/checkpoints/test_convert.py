@@ -161,7 +161,9 @@ def test_static_scales_that_are_no_positive_numbers_are_refused(tmp_path, name, 
     tensors = load_file(tmp_path / "in" / "model.safetensors")
     assert name in tensors
     save_file({**tensors, name: torch.tensor(scale)}, tmp_path / "in" / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"{re.escape(name)} needs finite scales above 0, got .*: fp8core verify says where"):
+    with pytest.raises(
+        CheckpointError, match=f"{re.escape(name)} needs finite scales above 0, got .*: fp8core verify says where"
+    ):
         convert_checkpoint(tmp_path / "in", tmp_path / "out", to="tensor")
     assert left_in(tmp_path) == ["in"]
     convert_checkpoint(tmp_path / "in", tmp_path / "bf16", to="bf16")  # has no place for them
@@ -260,8 +262,16 @@ def test_conversions_that_no_format_allows_are_refused(tmp_path, options, messag
 @pytest.mark.parametrize(
     ("change", "to", "message"),
     [
-        (lambda tensors: tensors.pop(f"{Q}.weight_scale_inv"), "bf16", "q_proj.weight needs a scale, got none"),
-        (lambda tensors: tensors[f"{Q}.weight_scale_inv"].fill_(0), "block", r"needs finite scales above 0, got 0\.0: "),
+        (
+            lambda tensors: tensors.pop(f"{Q}.weight_scale_inv"),
+            "bf16",
+            "q_proj.weight of model.safetensors needs a scale, got none",
+        ),
+        (
+            lambda tensors: tensors[f"{Q}.weight_scale_inv"].fill_(0),
+            "block",
+            r"needs finite scales above 0, got 0\.0: ",
+        ),
         (
             lambda tensors: tensors[f"{Q}.weight_scale_inv"].fill_(torch.nan),
             "bf16",

@@ -188,7 +188,9 @@ def test_a_weight_without_its_scale(tmp_path):
         del out.tensors["model.layers.1.mlp.up_proj.weight_scale_inv"]
 
     write(lost, "llama", tmp_path)
-    with pytest.raises(CheckpointError, match=r"model.layers.1.mlp.up_proj.weight needs a scale, got none"):
+    with pytest.raises(
+        CheckpointError, match=r"model.layers.1.mlp.up_proj.weight of model.safetensors needs a scale, got none"
+    ):
         from_pretrained(tmp_path / "fp8")
 
 

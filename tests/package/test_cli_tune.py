@@ -192,10 +192,12 @@ def test_layers_of_other_makes_and_of_none(tmp_path):
         write(tmp_path / "a.safetensors", {"x.weight": e4m3, "x.weight_scale_inv": np.ones((2, 2), np.float32), **more})
         assert layers_of(tmp_path / "a.safetensors") == {LayerShape(256, 256, "block"): ["x.weight"]}
     write(tmp_path / "b.safetensors", {"x.weight": e4m3, "x.weight_scale": np.ones((3, 2), np.float32)})
-    with pytest.raises(CheckpointError, match=r"x\.weight_scale needs a shape and dtype that fit a granularity"):
+    with pytest.raises(
+        CheckpointError, match=r"x\.weight_scale of b\.safetensors needs a shape and dtype that fit a granularity"
+    ):
         layers_of(tmp_path / "b.safetensors")
     write(tmp_path / "c.safetensors", {"x.weight": e4m3})
-    with pytest.raises(CheckpointError, match=r"x\.weight needs a scale, got none"):
+    with pytest.raises(CheckpointError, match=r"x\.weight of c\.safetensors needs a scale, got none"):
         layers_of(tmp_path / "c.safetensors")
     write(tmp_path / "d.safetensors", {"norm": normal(4)})
     with pytest.raises(CheckpointError, match=r"has no linear layer$"):
