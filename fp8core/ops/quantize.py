@@ -59,8 +59,8 @@ def quantize(
 
     For each group, in float32:
 
-    - ``scale = amax / MAX``, where amax is the largest magnitude of the group, and MAX is 448 for float8_e4m3fn, 224
-      for float8_e4m3fnuz and 57344 for both e5m2 formats;
+    - ``scale = amax / MAX``, where amax is the largest magnitude of the group, NaN aside (0 if there is nothing else),
+      and MAX is 448 for float8_e4m3fn, 224 for float8_e4m3fnuz and 57344 for both e5m2 formats;
     - lower bounds: the scale is at least 2**-126 per tensor, and at least ``1 / (MAX * 512)`` per token; for any other
       group shape amax is at least ``eps``;
     - ``data = round(clamp(x / scale, -MAX, MAX))``, rounded to nearest even. Per tensor and with a given scale, x is
