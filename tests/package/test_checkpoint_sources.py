@@ -55,6 +55,13 @@ def test_a_folder_whose_weights_are_all_below_names_where(tmp_path):
         quantize_checkpoint(tmp_path / "in", tmp_path / "out")
 
 
+def test_an_index_that_leads_nowhere_is_refused(tmp_path, source):
+    """As in a cache of downloads that has lost a file: the weights beside it may not be all."""
+    (source / "model.safetensors.index.json").symlink_to(tmp_path / "lost")
+    with pytest.raises(CheckpointError, match=r"cannot read .*model.safetensors.index.json: No such file"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
 OTHER = "diffusion_pytorch_model.safetensors.index.json"
 
 
