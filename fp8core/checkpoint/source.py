@@ -1,6 +1,7 @@
 """The files of a checkpoint: weights, their index, config.json, and others."""
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -191,12 +192,12 @@ def _config_beside(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if there is no such file.
+    """Return the object in a JSON file, or an empty one if there is none; a link to a lost file is one.
 
     Raises:
         CheckpointError: the file cannot be read, is not a regular file, not JSON, or not a JSON object.
     """
-    return _json(path) if path.exists() else {}
+    return _json(path) if os.path.lexists(path) else {}
 
 
 def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> dict[str, Any]:
