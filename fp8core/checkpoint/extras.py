@@ -1,7 +1,7 @@
 """The files and folders beside the weights of a checkpoint: which are copied to a new folder, and which are not."""
 
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -15,19 +15,8 @@ RECORD: Final = "fp8core.json"
 LEFT_OUT: Final = {
     "another form of the weights": (
         *("consolidated*.safetensors", "consolidated*.json", "pytorch_model*", "tf_model*", "flax_model*"),
-        *(
-            "*.bin",
-            "*.pt",
-            "*.pth",
-            "*.ckpt",
-            "*.h5",
-            "*.msgpack",
-            "*.onnx",
-            "*.onnx_data",
-            "*.gguf",
-            "*.ot",
-            "*.tflite",
-        ),
+        *("*.bin", "*.pt", "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.gguf", "*.ot"),
+        *("*.onnx", "*.onnx_data", "*.tflite"),
     ),
     "the index of files that are left out": ("*.index.json",),
     "hidden": (".*",),
@@ -58,10 +47,10 @@ class Extra(NamedTuple):
     nbytes: int
 
 
-def extras_of(root: Path, files: tuple[str, ...], headers: tuple[Header, ...]) -> Iterator[Extra]:
-    """Yield the files and folders beside ``files``, which are the weights and their index, and beside the config."""
+def extras_of(root: Path, there: Sequence[str], files: tuple[str, ...], headers: tuple[Header, ...]) -> Iterator[Extra]:
+    """Yield what is ``there`` in a folder beside ``files``, the weights and their index, and beside the config."""
     names = {name for header in headers for name in header.entries}
-    for name in names_in(root):
+    for name in there:
         one = root / name
         if name in (*files, CONFIG, RECORD):
             continue

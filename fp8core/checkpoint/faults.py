@@ -102,8 +102,9 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
     wanted = " or ".join(sorted(claim.granularities))
     if claim.granularities and granularity not in claim.granularities and not _same_groups(claim, layer):
         return f"{claim.file} says one scale per {wanted}, but {name} has one per {layer.granularity}"
-    if other_groups(claim, layer):
-        return other_groups(claim, layer)
+    others = other_groups(claim, layer)
+    if others:
+        return others
     if claim.activations == "static" and layer.input_scale is None:
         return f"{claim.file} says that scales of activations are static, but {layer.name} has none"
     if claim.activations == "dynamic" and layer.input_scale is not None:

@@ -79,12 +79,9 @@ def _mixture(projections: Mapping[str, Sequence[LayerShape]], each: int) -> Mixt
     counts = {len(shapes) for shapes in projections.values()}
     if len(first) not in (1, 2) or len(last) != 1 or len(counts) != 1 or max(counts) > MOST_GROUPS:
         return None
-    alike = _only(shape for shapes in first for shape in shapes), _only(last[0])
-    if None in alike:
+    up, down = _only(shape for shapes in first for shape in shapes), _only(last[0])
+    if up is None or down is None:
         return None
-    up, down = alike
-    assert up is not None
-    assert down is not None
     gated, across = len(first) == 2, up.scheme == "block" and up.n % BLOCK
     if down != up._replace(n=up.k, k=up.n) or up.bias or (gated and across):
         return None

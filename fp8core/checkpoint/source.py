@@ -1,7 +1,8 @@
 """The files of a checkpoint: weights, their index, config.json, and others."""
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -95,14 +96,15 @@ def _open(path: Path, on_fault: OnFault, given: str | None = None) -> Source:
     if not path.is_dir():
         return Source(path, (read_header(path),), _config_beside(path), {}, ())
     weight_map: dict[str, str] = {}
-    index = given or _index(path)
-    if given or (path / index).exists():
+    names = names_in(path)
+    index = given or _index(path, names)
+    if given or index in names:
         weight_map = _weight_map(path / index, on_fault)
         files = sorted(set(weight_map.values()))
         if not files:
             raise CheckpointError(f"{path / index} names no file that is there")
     else:
-        found = [name for name in names_in(path) if name.endswith(".safetensors") and not name.startswith(".")]
+        found = [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
         files = ["model.safetensors"] if "model.safetensors" in found else found
     if not files:
         below = sorted(str(one.parent.relative_to(path)) for one in path.glob("*/*.safetensors"))
@@ -110,13 +112,12 @@ def _open(path: Path, on_fault: OnFault, given: str | None = None) -> Source:
         raise CheckpointError(f"{path} holds no safetensors file{there}")
     headers = tuple(read_header(path / file) for file in files)
     _check(weight_map, headers, path / index, on_fault)
-    extras = tuple(extras_of(path, (*files, index), headers))
+    extras = tuple(extras_of(path, names, (*files, index), headers))
     return Source(path, headers, read_json(path / CONFIG), weight_map, extras, index)
 
 
-def _index(folder: Path) -> str:
+def _index(folder: Path, names: Sequence[str]) -> str:
     """Return the name that the index of a folder has if there is one: diffusers and Mistral use names of their own."""
-    names = names_in(folder)
     others = [name for name in names if name.endswith(".safetensors.index.json") and not name.startswith(".")]
     if INDEX in names or "model.safetensors" in names or not others:
         return INDEX
@@ -191,12 +192,12 @@ def _config_beside(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or an empty one if there is no such file.
+    """Return the object in a JSON file, or an empty one if there is none; a link to a lost file is one.
 
     Raises:
         CheckpointError: the file cannot be read, is not a regular file, not JSON, or not a JSON object.
     """
-    return _json(path) if path.exists() else {}
+    return _json(path) if os.path.lexists(path) else {}
 
 
 def _json(path: Path, pairs: Callable[[list[tuple[str, Any]]], dict[str, Any]] | None = None) -> dict[str, Any]:

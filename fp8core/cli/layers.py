@@ -28,7 +28,7 @@ SchemeName = Annotated[
 WideDtype = Annotated[Literal["bfloat16", "float16", "float32"], typer.Option(help="The dtype of inputs and results.")]
 
 
-class Asked(NamedTuple):
+class Selection(NamedTuple):
     """What the options name."""
 
     layers: "list[tuple[int, LayerShape]]"
@@ -39,7 +39,7 @@ class Asked(NamedTuple):
     """The numbers of rows for the model."""
 
 
-def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme: SchemeName) -> Asked:
+def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme: SchemeName) -> Selection:
     """Return the linear layers that the options name; print what the model has."""
     from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 
@@ -53,7 +53,7 @@ def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme
         weights = count(sum(map(len, layers.values())), "weight")
         line(f"{model}: {weights} of {count(len(layers), 'shape')}, {count(len(numbers), 'number')} of rows each")
         asked += [(m, layer) for layer in layers for m in numbers]
-    return Asked(asked, layers, numbers)
+    return Selection(asked, layers, numbers)
 
 
 def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:

@@ -130,6 +130,8 @@ def scaling(
             raise ScaleError(
                 f"scale_format needs to be left out where a scale is given and kept as it is, got {scale_format!r}"
             )
+        if layout != "k":
+            raise LayoutError(f"scale_layout needs to be left out where a scale is given, got {layout!r}")
         group, strides = scale_shapes.of_groups(scale, group, result)
         return Scaling(name, group, True, strides, scale.shape, format_, "k", math.inf, eps)
     upper = _upper(options.upper, scale_ub, group, x)
@@ -141,6 +143,10 @@ def scaling(
         specs.check_written(scale, wanted, SCALE_DTYPE[scale_format])
         strides = specs.folded(scale)[1] if len(wanted) > 1 else scale.strides[-1], scale.strides[-1]
         specs.check_no_overlap(scale, strides)
+        if layout == "mn" and matrix[0] > 1 and strides[0] != 1:
+            raise LayoutError(
+                f"{scale.name} needs contiguous columns for scale_layout 'mn', got strides {scale.strides} (elements)"
+            )
     if group == PER_TENSOR:
         strides = (0, 0)
     return Scaling(name, group, False, strides, wanted, scale_format, layout, upper, eps)

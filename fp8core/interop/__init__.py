@@ -11,12 +11,12 @@ from typing import Any
 from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.eager import eager_only
 from fp8core.interop.float8 import Float8Array
-from fp8core.interop.frameworks import framework_of
+from fp8core.interop.frameworks import Framework, framework_of
 from fp8core.interop.launch_streams import LaunchStream, stream_address
 from fp8core.interop.names import Operand, ScaleOperand, dtype_name, type_name
 from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
-from fp8core.interop.tensor import Allocator, Framework, Result, TensorView
+from fp8core.interop.tensor import Allocator, Result, TensorView
 from fp8core.problem import Target
 from fp8core.runtime import device
 

@@ -8,10 +8,9 @@ import numpy as np
 
 from fp8core.interop import numpy_arrays
 from fp8core.interop.float8 import DTYPES, Float8Array
-from fp8core.interop.frameworks import only_instance
+from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.tensor import (
     Allocator,
-    Framework,
     Result,
     TensorView,
     bytes_spanned,

@@ -9,10 +9,10 @@ from fp8core.errors import DeviceError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
 from fp8core.interop.dlpack_views import target_of, view_of
-from fp8core.interop.frameworks import only_instance
+from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.names import type_name
-from fp8core.interop.tensor import Framework, Result, TensorView
+from fp8core.interop.tensor import Result, TensorView
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import passed_query, releases

@@ -11,9 +11,9 @@ from typing import Any, Final
 from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.dlpack_views import target_of, view_of
-from fp8core.interop.frameworks import only_instance
+from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.names import type_name
-from fp8core.interop.tensor import Framework, Result, TensorView
+from fp8core.interop.tensor import Result, TensorView
 from fp8core.problem import HOST, Target
 
 _CAPSULE: Final = b"dlpack_exchange_api"

@@ -4,7 +4,8 @@ from typing import Any
 
 from fp8core.errors import DeviceError
 from fp8core.interop import dlpack
-from fp8core.interop.tensor import Framework, TensorView, check_aligned, check_memory, refused_dtype
+from fp8core.interop.frameworks import Framework
+from fp8core.interop.tensor import TensorView, check_aligned, check_memory, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop.float8 import Float8Array
-from fp8core.interop.frameworks import only_instance
+from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.tensor import (
-    Framework,
     Result,
     TensorView,
     bytes_spanned,

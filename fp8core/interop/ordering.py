@@ -7,7 +7,8 @@ for it. As with all graphs, the caller orders the launch of a graph with the wor
 
 from collections.abc import Sequence
 
-from fp8core.interop.tensor import Framework, TensorView
+from fp8core.interop.frameworks import Framework
+from fp8core.interop.tensor import TensorView
 
 
 def order_before(stream: int, views: Sequence[TensorView], explicit: object = None) -> None:

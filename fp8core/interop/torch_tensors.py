@@ -9,10 +9,9 @@ from typing import Any
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.eager import skip_frames
-from fp8core.interop.frameworks import only_instance
+from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.tensor import (
     Allocator,
-    Framework,
     Result,
     TensorView,
     bytes_spanned,

@@ -134,7 +134,7 @@ class Fp8Linear:
             weight,
             bias=self.bias,
             input_scale=None if ready or self.input_scale is None else _frozen(self.input_scale),
-            group_shape=self.group_shape,
+            group_shape=PER_TOKEN if ready else self.group_shape,
             out_dtype=self.out_dtype,
             use_fast_accum=self.use_fast_accum,
             batch_invariant=self.batch_invariant,

@@ -7,7 +7,7 @@ from fp8core.core import checks, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import known_activation, product_of
-from fp8core.core.scale_shapes import ACTIVATION_GROUPS, known_group
+from fp8core.core.scale_shapes import ACTIVATION_GROUPS, is_one_number, known_group
 from fp8core.core.scaling import number_or_operand
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ScaleError
@@ -92,7 +92,9 @@ def linear(
         bias: ``[n]`` in out_dtype or float32.
         activation: None, "gelu", "gelu_tanh" or "silu", as for `scaled_mm`.
         input_scale: the scale of x, for static quantization; required if x is an array of FP8.
-        group_shape: how x is quantized: PER_TOKEN, PER_TENSOR or GROUP_128, and no other.
+        group_shape: how x is quantized: PER_TOKEN, PER_TENSOR or GROUP_128, and no other. An input_scale of one number
+            holds for all of x, whatever group_shape is. If x is FP8 already, it may be left out, and needs to be that
+            of x otherwise.
         scale_ub: an upper bound of amax per token.
         out_dtype: float32, float16 or bfloat16; None means x's dtype, or bfloat16 if x is FP8.
         use_fast_accum: as for `scaled_mm`.
@@ -118,6 +120,8 @@ def linear(
     x_group = weight_group = None
     if isinstance(x, Quantized):
         x, input_scale, x_group = parts(x, input_scale, "x", "input_scale")
+        if x_group is not None and checks.group_shape(group_shape) not in (PER_TOKEN, x_group):
+            raise ScaleError(f"group_shape needs to be that of x, {tuple(x_group)}, or left out, got {group_shape}")
     if weight_scale is None or isinstance(weight, Quantized):
         weight, weight_scale, weight_group = parts(weight, weight_scale, "weight", "weight_scale")
     bound, upper = (None, None) if scale_ub is None else number_or_operand(scale_ub)
@@ -164,7 +168,7 @@ def _describe(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -
     if x.dtype in FORMATS:
         if chosen.scale_ub is not None or upper is not None:
             raise ScaleError(f"scale_ub needs to be left out where x is FP8, got x of {x.dtype}")
-        return _describe_product(x, weight, weight_scale, bias, input_scale, out, chosen)
+        return _describe_product(x, weight, weight_scale, bias, input_scale, out, group, chosen)
     return _describe_both(x, weight, weight_scale, bias, input_scale, upper, out, group, chosen)
 
 
@@ -175,11 +179,15 @@ def _describe_product(
     bias: TensorSpec | None,
     input_scale: TensorSpec | None,
     out: TensorSpec | None,
+    group: GroupShape,
     options: LinearOptions,
 ) -> Described:
     """Describe the product for an x that is already FP8."""
     if input_scale is None:
         raise ScaleError(f"x of {x.dtype} needs input_scale or to be a Quantized, as quantize returns it, got neither")
+    x_group = options.x_group
+    if x_group is None and group != PER_TOKEN and not is_one_number(input_scale.shape):
+        x_group = group
     product = product_of(
         x,
         weight,
@@ -188,7 +196,7 @@ def _describe_product(
         bias,
         result_dtype(options.out_dtype, "bfloat16"),
         stored=True,
-        group_a=options.x_group,
+        group_a=x_group,
         group_b=options.weight_group,
     )
     activation = known_activation(options.activation)

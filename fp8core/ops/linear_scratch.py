@@ -46,8 +46,9 @@ def codes_in_scratch(
     """Check that x can be quantized to ``dtype``, and return how it is quantized into a scratch."""
     specs.check_high_precision(x)
     at = specs.matrix(x)
-    layout = "mn" if group.cols > 0 else "k"  # the layout of groups that block-scaled products read
-    asked = ScaleOptions(dtype, group, input_scale is not None, bound, "float32", layout)
+    given = input_scale is not None
+    layout = "mn" if group.cols > 0 and not given else "k"  # the layout of groups that block-scaled products read
+    asked = ScaleOptions(dtype, group, given, bound, "float32", layout)
     how = scaling(asked, x, x.shape, input_scale, upper)
     stride = round_up(at.cols, ROW_ALIGNMENT)
     codes = TensorSpec("x", dtype, x.shape, (*dlpack.row_major((*x.shape[:-1], stride))[:-1], 1), x.target)

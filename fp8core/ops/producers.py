@@ -62,7 +62,8 @@ def rms_norm_quant(
         residual: an array of x's shape and dtype. The float32 sum ``x + residual`` is normalized instead of x, and
             written to residual in its dtype.
         dtype: the FP8 format of the result.
-        group_shape: per token, or ``(1, g)`` with g = 8, 16, 32, 64 or 128; any with a given scale.
+        group_shape: per token, or ``(1, g)`` with g = 8, 16, 32, 64 or 128; with a given scale any whose columns are -1
+            or a multiple of 8.
         scale: a given scale, as for `quantize`.
         scale_ub: an upper bound of amax, per token.
         scale_format: as for `quantize`.
@@ -78,7 +79,7 @@ def rms_norm_quant(
 
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
-        UnsupportedProblemError: no kernel of the device takes the group shape.
+        UnsupportedProblemError: group_shape is another, or there are more columns than a GPU kernel counts.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -213,7 +214,7 @@ def silu_and_mul_quant(
 
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
-        UnsupportedProblemError: no kernel of the device takes the group shape.
+        UnsupportedProblemError: group_shape is another, or there are more columns than a GPU kernel counts.
 
     Examples:
         >>> import numpy as np, fp8core

@@ -59,8 +59,8 @@ def quantize(
 
     For each group, in float32:
 
-    - ``scale = amax / MAX``, where amax is the largest magnitude of the group, and MAX is 448 for float8_e4m3fn, 224
-      for float8_e4m3fnuz and 57344 for both e5m2 formats;
+    - ``scale = amax / MAX``, where amax is the largest magnitude of the group, NaN aside (0 if there is nothing else),
+      and MAX is 448 for float8_e4m3fn, 224 for float8_e4m3fnuz and 57344 for both e5m2 formats;
     - lower bounds: the scale is at least 2**-126 per tensor, and at least ``1 / (MAX * 512)`` per token; for any other
       group shape amax is at least ``eps``;
     - ``data = round(clamp(x / scale, -MAX, MAX))``, rounded to nearest even. Per tensor and with a given scale, x is
@@ -75,13 +75,14 @@ def quantize(
         x: float32, float16 or bfloat16 ``[..., cols]`` on any device, last axis contiguous.
         dtype: the FP8 format, as a name or as a dtype of any framework.
         group_shape: ``(rows, cols)`` of the elements that share a scale; -1 spans the axis.
-        scale: a given scale (static quantization): a number, or a float32 array of one number or of one per group.
+        scale: a given scale (static quantization): a number, or a float32 array of one number or of one per group. One
+            number holds for all of x, whatever group_shape is.
         scale_ub: an upper bound of amax, per token only: a number or a float32 array of one.
         scale_format: "ue8m0" rounds computed scales up to powers of two; "ue8m0_bytes" does the same and returns them
             as float8_e8m0fnu (OCP Microscaling Formats 1.0). A given scale keeps its format: both are refused beside
             it, except "ue8m0_bytes" beside such bytes.
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, the layout that block-scaled products
-            read.
+            read. It is refused beside a given scale, and beside an array for the scale that is laid out otherwise.
         eps: the lower bound of the amax of groups and blocks, 1e-10 by default. Per token, per tensor and with a given
             scale, any other value is refused.
         rows_padded: the least number of rows of the result, at most 2**31 - 1; added rows hold zeros and scale 1.
@@ -97,7 +98,8 @@ def quantize(
     Raises:
         DTypeError: the call does not take the dtype of x or of another array, or eps is no number.
         ShapeError: a shape, group_shape or rows_padded does not fit x.
-        LayoutError: x cannot be read by rows without a copy, or ``out`` overlaps another array.
+        LayoutError: x cannot be read by rows without a copy, ``out`` overlaps another array, or scale_layout does not
+            fit ``out`` or a given scale.
         ScaleError: scale, scale_ub, scale_format or eps do not go together.
         DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
 

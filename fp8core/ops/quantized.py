@@ -4,7 +4,7 @@ from copy import deepcopy
 from typing import Any, Generic, NamedTuple, Self
 
 from fp8core.core import checks
-from fp8core.errors import ScaleError
+from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import dtype_name, scalar
 from fp8core.interop.tensor import new_tuple
 from fp8core.ops.pickled import to_pickle
@@ -91,6 +91,9 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
     def T(self) -> "Quantized[DataT_co, ArrayT_co]":  # noqa: N802 - NumPy's name
         """The transpose of a matrix over the same memory: turns a stored weight ``[n, k]`` into ``b`` of `scaled_mm`.
 
+        Raises:
+            ShapeError: the data has not two axes: the group shape is that of the last two, and could not be turned.
+
         Examples:
             >>> import numpy as np, fp8core
             >>> fp8core.quantize(np.ones((2, 32), np.float32)).T.shape
@@ -98,6 +101,8 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
         """
         data: Any = self.data
         scale: Any = self.scale
+        if len(data.shape) != 2:
+            raise ShapeError(f"T needs data of two axes, got shape {tuple(data.shape)}")
         turned = scale if scalar(scale) is not None or len(scale.shape) < 2 else scale.T  # torch turns matrices only
         group = None if self.group_shape is None else GroupShape(self.group_shape.cols, self.group_shape.rows)
         return quantized(data.T, turned, group)

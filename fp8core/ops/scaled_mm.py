@@ -83,7 +83,8 @@ def scaled_mm(
         out_scale: the scale of an FP8 result, a number or a float32 array of one: the result is
             ``value * (1 / out_scale)``, clamped and rounded.
         amax: a float32 array of one, which receives the largest magnitude of the result before rounding (for an FP8
-            out_dtype, before the multiplication by ``1 / out_scale``).
+            out_dtype, before the multiplication by ``1 / out_scale``). NaN is ignored: with nothing else, or without
+            elements, it is 0.
         use_fast_accum: let kernels accumulate with fewer bits: a relative error of up to 4e-3 for k up to 16,384, and
             more beyond, instead of 2e-3 at any k (docs/performance/accuracy.md).
         batch_invariant: give each row the same bits for any m.

@@ -66,6 +66,7 @@ def requantize_with_max_scale(
         ShapeError: the widths are not whole numbers, or do not add up to the rows.
         ScaleError: there is neither one scale nor one per shard.
         DTypeError, LayoutError, DeviceError: before anything is launched or written.
+        UnsupportedProblemError: there are more than 512 shards or 2**31 columns, on a GPU.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -157,6 +158,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
         ScaleError: there is neither one scale nor one per shard.
         ShapeError: the widths are not whole numbers.
         DTypeError, LayoutError, DeviceError: before anything is launched.
+        UnsupportedProblemError: there are more than 512 shards on a GPU.
 
     Examples:
         >>> import numpy as np, fp8core

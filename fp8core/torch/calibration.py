@@ -74,7 +74,7 @@ def calibrate(
     include: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
     method: Literal["max", "percentile"] = "max",
-    percentile: float = 99.99,
+    percentile: float | None = None,
     weight_dtype: Any = "float8_e4m3fn",
 ) -> dict[str, float]:
     """Measure static input scales of linear layers by running the model, before it is quantized, on sample batches.
@@ -92,8 +92,9 @@ def calibrate(
         include: as for `quantize_model_`.
         exclude: as for `quantize_model_`.
         method: "max" or "percentile".
-        percentile: a number above 0 and at most 100. Magnitudes are rounded up to bfloat16 before they are counted:
-            the result is exact for bfloat16 inputs and up to a factor of 1 + 2^-7 too large for others.
+        percentile: a number above 0 and at most 100, for the method "percentile" only; by default 99.99. Magnitudes are
+            rounded up to bfloat16 before they are counted: the result is exact for bfloat16 inputs and up to a factor
+            of 1 + 2^-7 too large for others.
         weight_dtype: the FP8 format of the weights, which determines the format of inputs.
 
     Returns:
@@ -101,7 +102,8 @@ def calibrate(
         received only zeros, are left out.
 
     Raises:
-        ScaleError: a layer's input was not finite, or method or percentile is not valid.
+        ScaleError: a layer's input was not finite, or method or percentile is not valid, or percentile is given
+            for another method.
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
 
     Examples:
@@ -112,7 +114,9 @@ def calibrate(
     """
     if not is_one_of(method, ("max", "percentile")):
         raise ScaleError(f"method needs one of max, percentile, got {method!r}")
-    percent = scalar(percentile)
+    if method != "percentile" and percentile is not None:
+        raise ScaleError(f"percentile needs method='percentile', got method={method!r}")
+    percent = scalar(99.99 if percentile is None else percentile)
     if percent is None or not 0 < percent <= 100:
         raise ScaleError(f"percentile needs a number above 0 and at most 100, got {percentile!r}")
     maximum = FORMATS[input_format(dtype_name(weight_dtype, "weight_dtype", FORMATS))].maximum

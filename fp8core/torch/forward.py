@@ -120,7 +120,7 @@ class ForwardLinear(FrozenLinear):
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),
             bias=bias_of_autocast(self.bias, x),
             input_scale=None if isinstance(x, Quantized) else self.input_scale,
-            group_shape=self.group_shape,
+            group_shape=PER_TOKEN if isinstance(x, Quantized) else self.group_shape,
             out_dtype=result_of_codes(x, self.compute_dtype) if isinstance(x, Quantized) else None,
             use_fast_accum=self.use_fast_accum,
             batch_invariant=self.batch_invariant,

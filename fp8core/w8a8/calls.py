@@ -43,10 +43,10 @@ def scaled_fp8_quant(
         input: float32, float16 or bfloat16 ``[m, k]``.
         scale: a given scale, a number or a float32 array; without it the scale is dynamic.
         num_token_padding: the least number of rows of the result, at most 2**31 - 1.
-        scale_ub: an upper bound of amax, per token only; ignored per tensor, where it has no meaning.
+        scale_ub: an upper bound of amax, per token only; ignored per tensor and with a given scale, as by vLLM.
         use_per_token_if_dynamic: with a dynamic scale, use one per token instead of one for the tensor.
         output: an FP8 array for the data; without it the data has the native E4M3 format of the device.
-        group_shape: the groups of a given scale that has more than one number.
+        group_shape: the groups of a scale, given or dynamic; per token with use_per_token_if_dynamic.
 
     Returns:
         tuple: FP8 data in the framework of ``input``, and its scale, ``[1]`` per tensor and ``[m, 1]`` per token.
@@ -64,13 +64,15 @@ def scaled_fp8_quant(
     rows = None if num_token_padding is None else checks.least_rows(num_token_padding, "num_token_padding")
     dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
+    if scale is None and use_per_token_if_dynamic and shape != PER_TOKEN:
+        raise ScaleError(f"group_shape needs {tuple(PER_TOKEN)} where use_per_token_if_dynamic is set, got {shape}")
     return quantize_by(
         QUANTIZE,
         input,
         native_e4m3(interop.declared(input, INPUT)[1]) if output is None else fp8_of(output, OUTPUT),
         shape,
         scale=scale,
-        scale_ub=scale_ub if scale is None and shape == PER_TOKEN else None,
+        scale_ub=scale_ub if scale is None and shape != PER_TENSOR else None,
         rows_padded=rows,
         out=output,
     )
@@ -280,7 +282,7 @@ class Fp8LinearOp:
             weight_scale: a number, or float32 of one or of ``[n, 1]``.
             out_dtype: the result's dtype; None means the input's dtype, or bfloat16 if the input is FP8.
             input_scale: a given scale of the input.
-            input_scale_ub: an upper bound of amax per token.
+            input_scale_ub: an upper bound of amax, ignored unless the scale is dynamic and per token.
             bias: ``[n]`` in the result's dtype or float32.
             use_per_token_if_dynamic: overrides the setting of the layer.
 

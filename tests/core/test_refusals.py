@@ -65,6 +65,16 @@ QUANTIZE = {
     ),
     "scale_format unknown": (lambda: {"scale_format": "e4m3"}, fp8core.ScaleError, "scale_format"),
     "scale_layout unknown": (lambda: {"scale_layout": "nm"}, fp8core.LayoutError, "scale_layout"),
+    "scale_layout with a given scale": (
+        lambda: {"scale": 1.0, "scale_layout": "mn"},
+        fp8core.LayoutError,
+        "scale_layout needs to be left out where a scale is given, got 'mn'",
+    ),
+    "scale_layout of an array for scales by rows": (
+        lambda: {"group_shape": (1, 16), "scale_layout": "mn", "out": (None, np.ones((4, 4), np.float32))},
+        fp8core.LayoutError,
+        r"scale needs contiguous columns for scale_layout 'mn', got strides \(4, 1\)",
+    ),
     "out of the wrong shape": (lambda: {"out": fresh_fp8((4, 65))}, fp8core.ShapeError, r"out needs shape \(4, 64\)"),
     "out of the wrong dtype": (lambda: {"out": fresh_fp8((4, 64), "float8_e5m2")}, fp8core.DTypeError, "out needs"),
     "scale_ub that float32 does not hold": (lambda: {"scale_ub": 1e39}, fp8core.ScaleError, "scale_ub needs .*float32"),
@@ -298,6 +308,25 @@ def test_weight_functions_refuse(case):
     with pytest.raises(error, match=words):
         call(weight, scale)
     assert weight.tobytes() == before
+
+
+def of_codes(x, weight, **options):
+    """Return the product of codes that are given apart from their scale."""
+    return fp8core.linear(x.data, weight, input_scale=x.scale, **options)
+
+
+@pytest.mark.parametrize(("given", "wrong"), [((1, 128), (-1, -1)), ((1, -1), (-1, -1)), ((1, -1), (1, 128))], ids=str)
+def test_linear_refuses_another_group_shape_than_that_of_codes(given, wrong):
+    x = fp8core.quantize(fresh((4, 256)), group_shape=given)
+    weight = fp8core.quantize(fresh((8, 256)), group_shape=BLOCK_128 if given == GROUP_128 else PER_TOKEN)
+    want = fp8core.scaled_mm_nt(x, weight)
+    for group_shape in (given, PER_TOKEN):  # the default
+        np.testing.assert_array_equal(fp8core.linear(x, weight, group_shape=group_shape), want)
+        np.testing.assert_array_equal(of_codes(x, weight, group_shape=group_shape), want)
+    with pytest.raises(fp8core.ScaleError, match=r"group_shape needs to be that of x, \(1, .*\), or left out, got "):
+        fp8core.linear(x, weight, group_shape=wrong)
+    with pytest.raises(fp8core.ShapeError, match=r"input_scale for m=4, k=256 needs shape .*, got"):
+        of_codes(x, weight, group_shape=wrong)
 
 
 def test_every_error_is_the_library_s_and_python_s():

@@ -12,8 +12,7 @@ import pytest
 
 from fp8core import interop
 from fp8core.errors import DeviceError
-from fp8core.interop import Framework, Result, TensorView, order_after, order_before
-from fp8core.interop import tensor as interop_tensor
+from fp8core.interop import Framework, Result, TensorView, frameworks, order_after, order_before
 from fp8core.problem import HOST
 from fp8core.runtime import capture, device, graph_memory, streams
 from support.problems import TARGETS
@@ -63,7 +62,7 @@ def log(monkeypatch):
     queue = SimpleNamespace(keep=lambda owner, stream, ordinal: done.append(("keep", owner, stream, ordinal)))
     monkeypatch.setattr(streams, "join", lambda waiting, awaited, ordinal: done.append((waiting, "after", awaited)))
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
-    monkeypatch.setattr(interop_tensor, "releases", lambda: queue)
+    monkeypatch.setattr(frameworks, "releases", lambda: queue)
     return done
 
 

@@ -229,6 +229,29 @@ def test_what_is_kept_of_a_call_keeps_no_operand(engine, call):
 
 
 @engines(*BOTH)
+@pytest.mark.parametrize("function", ["quantize", "norm", "silu"])
+@pytest.mark.parametrize(
+    ("group", "least"),
+    [(PER_TOKEN, np.float32(1 / (448 * 512))), (GROUP_128, np.float32(1e-10) / np.float32(448))],
+    ids=str,
+)
+def test_groups_of_nothing_but_nan_have_the_least_scale(engine, function, group, least):
+    """Also those of a row of a norm that has one NaN, which makes the mean square NaN."""
+    x = fresh((3, 1024), "bfloat16", spread=1)
+    x[1, 5 if function == "norm" else slice(None)] = np.nan
+    if function == "norm":
+        got = fp8core.rms_norm_quant(engine.array(x), engine.array(fresh((1024,))), 1e-6, group_shape=group)
+    else:
+        call = fp8core.quantize if function == "quantize" else fp8core.silu_and_mul_quant
+        got = call(engine.array(x), group_shape=group)
+    codes, scale = engine.codes(got.data), engine.numpy(got.scale)
+    assert (codes[1] == 0x7F).all()
+    assert (scale[1] == least).all()
+    assert (scale[::2] > 1e-4).all()
+    assert not (codes[::2] & 0x7F == 0x7F).any()
+
+
+@engines(*BOTH)
 @pytest.mark.parametrize("x_dtype", ["bfloat16", "float16"])
 def test_rounding_in_between_as_static_kernels_of_vllm_do(engine, x_dtype):
     x, scale = fresh((9, 1024), x_dtype, spread=1), np.array([0.02], np.float32)

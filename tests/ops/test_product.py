@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN
 from support import reference
-from support.engines import BOTH, FLOATS, engines, fresh
+from support.engines import BOTH, FLOATS, FP8, engines, fresh, fresh_fp8
 from support.products import EVEN, EXACT, FAST, MODES, ODD, operands
 
 
@@ -85,6 +85,20 @@ def test_an_fp8_result_and_its_amax(engine, mode, m):
     summed = 4 * EXACT * np.sqrt((exact**2).mean())
     assert (np.abs(back - exact) <= np.abs(exact) / 16 + out_scale * 2.0**-10 + summed * (1 + 1 / 16)).all()
     np.testing.assert_allclose(engine.numpy(amax), np.abs(exact).max(), rtol=1e-3)
+
+
+@engines(*BOTH)
+@pytest.mark.parametrize("out_dtype", ["float32", "float8_e4m3fn"])
+@pytest.mark.parametrize("m", [5, 80])
+def test_amax_ignores_nan_and_is_0_if_there_is_nothing_else(engine, m, out_dtype):
+    a, weight = fresh_fp8((m, 256)), fresh_fp8((128, 256))
+    a.view(np.uint8)[1, 3] = 0x7F
+    options = {"out_dtype": out_dtype, **({"out_scale": 1.0} if out_dtype in FP8 else {})}
+    for bias, largest in ((0, None), (np.nan, 0)):
+        amax, added = engine.array(np.full(1, -1, np.float32)), engine.array(np.full(128, bias, np.float32))
+        fp8core.scaled_mm_nt(engine.array(a), engine.array(weight), 1.0, 1.0, bias=added, amax=amax, **options)
+        want = a.astype(np.float64) @ weight.astype(np.float64).T
+        np.testing.assert_allclose(engine.numpy(amax), np.nanmax(np.abs(want)) if largest is None else 0, rtol=1e-3)
 
 
 @engines(*BOTH)

@@ -131,3 +131,9 @@ def test_a_number_is_the_scale_of_the_transpose_too():
     a = fp8core.quantize(X)
     want = fp8core.scaled_mm_nt(a, Quantized(codes, np.float32([0.5]), PER_TENSOR))
     np.testing.assert_array_equal(fp8core.scaled_mm(a, turned), want)
+
+
+@pytest.mark.parametrize("shape", [(256,), (2, 4, 256)], ids=str)
+def test_only_matrices_are_turned(shape):
+    with pytest.raises(fp8core.ShapeError, match="T needs data of two axes, got shape"):
+        _ = fp8core.quantize(fresh(shape), group_shape=GROUP_128).T

@@ -66,6 +66,16 @@ def test_scaled_fp8_quant(engine, per_token, padding):
     assert_same_bytes(engine.numpy(scale).reshape(want.scale.shape), want.scale)
 
 
+def test_scaled_fp8_quant_refuses_groups_that_contradict_other_arguments():
+    x = fresh((4, 256))
+    for group_shape in (None, (1, -1)):
+        assert w8a8.scaled_fp8_quant(x, use_per_token_if_dynamic=True, group_shape=group_shape)[1].shape == (4, 1)
+    with pytest.raises(fp8core.ScaleError, match=r"group_shape needs \(1, -1\) where use_per_token_if_dynamic is set"):
+        w8a8.scaled_fp8_quant(x, use_per_token_if_dynamic=True, group_shape=(1, 128))
+    with pytest.raises(fp8core.ScaleError, match="scale_ub needs group_shape"):
+        w8a8.scaled_fp8_quant(x, scale_ub=1.0, group_shape=(1, 128))
+
+
 @engines(*CUDA_FRAMEWORKS)
 def test_scaled_fp8_quant_static_into_given_memory(engine):
     x, scale = fresh((5, 128), "float16"), np.array([0.02], np.float32)

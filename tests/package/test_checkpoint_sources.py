@@ -55,6 +55,15 @@ def test_a_folder_whose_weights_are_all_below_names_where(tmp_path):
         quantize_checkpoint(tmp_path / "in", tmp_path / "out")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "config.json", "hf_quant_config.json"])
+def test_a_file_that_leads_nowhere_is_refused(tmp_path, source, name):
+    """As in a cache of downloads that has lost a file: it is not as if there were none."""
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(tmp_path / "lost")
+    with pytest.raises(CheckpointError, match=f"cannot read .*{name}: No such file"):
+        quantize_checkpoint(source, tmp_path / "out")
+
+
 OTHER = "diffusion_pytorch_model.safetensors.index.json"
 
 

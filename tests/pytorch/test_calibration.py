@@ -99,6 +99,7 @@ def test_percentiles_do_not_hide_what_is_not_finite(value):
     ("options", "words"),
     [
         ({"method": "mean"}, "method needs one of max, percentile, got 'mean'"),
+        ({"percentile": 99.9}, "percentile needs method='percentile', got method='max'"),
         ({"method": "percentile", "percentile": 0}, "percentile needs a number above 0 and at most 100, got 0"),
         ({"method": "percentile", "percentile": 100.1}, "got 100.1"),
         ({"method": "percentile", "percentile": "99"}, "percentile needs a number above 0 and at most 100, got '99'"),

@@ -134,28 +134,27 @@ def plan_producer(
     return Plan(kind, bind)
 
 
-def _is_supported(problem: Problem) -> bool:
+GROUPS: Final = (8, 16, 32, 64, 128)
+"""The columns of computed groups. Groups of these, and given groups of multiples of eight, are whole vectors of the
+kernels, for any dtype of x."""
+
+
+def _are_groups_of_vectors(problem: Problem) -> bool:
     rows, cols = problem.group_shape
-    vector = vector_of(problem)
     if problem.static:
-        return cols < 0 or cols % vector == 0
-    lanes = cols // vector
-    groups = cols % vector == 0 and lanes & (lanes - 1) == 0 and lanes <= problem.target.warp
-    return rows == 1 and (cols < 0 or groups)
+        return cols < 0 or cols % GROUPS[0] == 0
+    return rows == 1 and (cols < 0 or cols in GROUPS)
 
 
-SUPPORTED: Final = Requirement(
-    _is_supported,
-    "needs a given scale, one per token, or one per (1, g) with g = 8, 16, 32, 64 or 128; got {p.group_shape}",
+GROUPS_OF_VECTORS: Final = Requirement(
+    _are_groups_of_vectors,
+    "needs a scale per token or by groups of 1x8, 1x16, 1x32, 1x64 or 1x128, or a given one of groups with a multiple"
+    " of 8 columns, or with all; got {p.group_shape}",
 )
+"""On the host, too, so that a call means the same on every device."""
 
 MOST_COLUMNS: Final = (1 << 31) - (1 << 16)
 """The kernels count columns in 32 bits, past the end of a row by up to what a block takes at a time."""
 COUNTABLE: Final = Requirement(
     lambda p: p.cols <= MOST_COLUMNS, f"needs at most {MOST_COLUMNS} columns, got {{p.cols}}"
-)
-
-SCALED_BY_ROWS: Final = Requirement(
-    lambda p: p.static or p.group_shape.rows > 0,
-    "needs a given scale, or groups with a number of rows; got {p.group_shape}",
 )

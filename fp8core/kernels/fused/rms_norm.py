@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from fp8core import host
 from fp8core.kernels.encodings import TYPE
 from fp8core.kernels.fused.configs import ProducerConfig, predicts_amax
-from fp8core.kernels.fused.prepare import COUNTABLE, SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
+from fp8core.kernels.fused.prepare import COUNTABLE, GROUPS_OF_VECTORS, Source, plan_producer
 from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import NormQuantize
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer
@@ -52,8 +52,8 @@ def plan_norm_quantize(problem: NormQuantize) -> Plan[RmsNormNumbers]:
 NORM_QUANTIZE: Final = Table(
     "rms_norm_quant",
     NormQuantize,
-    Kernel("rms_norm_quant", (ON_A_GPU, SUPPORTED, COUNTABLE), plan_norm_quantize),
-    Kernel("host", (ON_THE_HOST, SCALED_BY_ROWS), host.plan_norm_quantize),
+    Kernel("rms_norm_quant", (ON_A_GPU, GROUPS_OF_VECTORS, COUNTABLE), plan_norm_quantize),
+    Kernel("host", (ON_THE_HOST, GROUPS_OF_VECTORS), host.plan_norm_quantize),
 )
 """``h = x``, or with a residual ``x + residual`` in fp32, which is stored in residual, rounded to its dtype.
 ``y = (h * r) * weight`` in fp32 with ``r = 1 / sqrt(sum(h * h) / cols + epsilon)``. ``round_intermediate`` rounds

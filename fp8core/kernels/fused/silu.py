@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 from fp8core import host
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.fused.configs import ProducerConfig
-from fp8core.kernels.fused.prepare import COUNTABLE, SCALED_BY_ROWS, SUPPORTED, Source, plan_producer
+from fp8core.kernels.fused.prepare import COUNTABLE, GROUPS_OF_VECTORS, Source, plan_producer
 from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import SiluQuantize
 from fp8core.runtime import launches, limits
@@ -46,8 +46,8 @@ def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
 SILU_QUANTIZE: Final = Table(
     "silu_and_mul_quant",
     SiluQuantize,
-    Kernel("silu_and_mul_quant", (ON_A_GPU, SUPPORTED, COUNTABLE), plan_silu_quantize),
-    Kernel("host", (ON_THE_HOST, SCALED_BY_ROWS), host.plan_silu_quantize),
+    Kernel("silu_and_mul_quant", (ON_A_GPU, GROUPS_OF_VECTORS, COUNTABLE), plan_silu_quantize),
+    Kernel("host", (ON_THE_HOST, GROUPS_OF_VECTORS), host.plan_silu_quantize),
 )
 """``y = silu(gate) * up`` in fp32 with ``silu(v) = v / (1 + exp(-v))`` within 6 ulp, or, below 2**-110, within ``|v| *
 2**-118``; -Inf gives NaN, as in the formula. ``round_intermediate`` rounds ``silu(gate)`` and ``y`` to x's dtype. For
