@@ -64,7 +64,7 @@ class _Percentile:
         wanted = math.ceil(int(total[-1]) * self._percent / 100)
         found = int(torch.searchsorted(total, max(wanted, 1)))
         place = last if last >= 0x7F80 else found  # an infinity or NaN counts even above the percentile
-        return float(torch.tensor(place << 16, dtype=torch.int64).to(torch.int32).view(torch.float32))
+        return float(torch.tensor(place << 16, dtype=torch.int64, device="cpu").to(torch.int32).view(torch.float32))
 
 
 def calibrate(
@@ -101,7 +101,7 @@ def calibrate(
         received only zeros, are left out.
 
     Raises:
-        ScaleError: a layer's input was not finite, or method or percentile is not valid.
+        ScaleError: a layer's input was not finite, or method, percentile or batches is not valid.
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
 
     Examples:
@@ -112,6 +112,8 @@ def calibrate(
     """
     if not is_one_of(method, ("max", "percentile")):
         raise ScaleError(f"method needs one of max, percentile, got {method!r}")
+    if isinstance(batches, Mapping):
+        raise ScaleError("batches needs an iterable of batches, got a mapping, which is one batch: pass a list of it")
     percent = scalar(percentile)
     if percent is None or not 0 < percent <= 100:
         raise ScaleError(f"percentile needs a number above 0 and at most 100, got {percentile!r}")
