@@ -189,7 +189,7 @@ class Operation:
         if framework.wraps:
             for at in range(len(arrays)):
                 if arrays[at] is not operands[at]:
-                    arrays[at] = framework.wrap(arrays[at], work)
+                    arrays[at] = framework.wrap(arrays[at], work, operands[0])
         if among is not None and all(interop.always_writable(operands[at]) for at in call.given):
             cache.keep(call, repeat(operands, call), *among)
         return arrays, call.note

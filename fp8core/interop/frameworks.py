@@ -132,9 +132,9 @@ class Framework(ABC):
         fill_number(pointer, value, target, stream)
         return TensorView(pointer, "float32", (1,), (1,), target, self, owner)
 
-    def wrap(self, array: Any, stream: int = 0) -> Any:
-        """Return the array of a result, written on ``stream``, as an array of the framework, without a copy."""
-        del stream
+    def wrap(self, array: Any, stream: int = 0, like: Any = None) -> Any:
+        """Return the array of a result, written on ``stream``, as an array of the framework, where ``like`` is."""
+        del stream, like
         return array
 
     def reinterpret(self, x: Any, dtype: str) -> Any:

@@ -28,6 +28,7 @@ from fp8core.runtime.releases import Releases, releases
 PROGRAMS: Final = "fp8core.jax"
 """The module that makes calls on JAX arrays. It is in a layer above this one, so it is imported by name at run time."""
 _TAKEN: Final = "inside of jax.jit the functions of fp8core and fp8core.jax.Fp8Linear take it, and nothing else"
+_DIVIDED: Final = "calls whose arrays are all JAX's, without a stream, and fp8core.jax.Fp8Linear take it"
 
 
 class JaxMemoryOwner:
@@ -73,6 +74,8 @@ class Jax(DLPackExporters):
             raise LayoutError(f"{name} needs memory of its own, got a tracer: {self._tracers}")
         if x.is_deleted():
             raise LayoutError(f"{name} needs memory of its own, got one that was deleted or donated")
+        if len(x.devices()) > 1:
+            raise LayoutError(f"{name} needs to be on one device here, got an array on {len(x.devices())}: {_DIVIDED}")
         return super().view(x, name, launch)
 
     def declared(self, x: Any, name: str) -> tuple[str, Target]:
@@ -128,11 +131,14 @@ class Jax(DLPackExporters):
         native = numpy_arrays.framework() if target.platform == "host" else cupy_arrays.framework()
         return native.scratch(nbytes, target, stream)
 
-    def wrap(self, array: Any, stream: int = 0) -> Any:
-        """Return a jax.Array over the memory of a result; JAX reads it after the work on ``stream``."""
+    def wrap(self, array: Any, stream: int = 0, like: Any = None) -> Any:
+        """Return a jax.Array over the memory of a result; JAX reads it after the work on ``stream``.
+
+        JAX may divide the CPU into several devices. The result is copied if ``like`` is on another one than the first.
+        """
         kind, ordinal = array.__dlpack_device__()
         if kind == 1:
-            return self._from_dlpack(array)
+            return self._from_dlpack(array, device=None if like is None else next(iter(like.devices())))
         with device.allocating(stream, ordinal):
             return self._from_dlpack(array)
 

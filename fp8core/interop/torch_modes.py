@@ -14,6 +14,7 @@ class Modes:
         self._transforms = torch._C._functorch.maybe_current_level
         self._traced = torch._C._get_tracing_state
         self.functional: Callable[[Any], bool] = torch._is_functional_tensor
+        self.wrapped: Callable[[Any], bool] = torch._C._functorch.is_functorch_wrapped_tensor
         self.plain = _Plain(torch._C._disabled_torch_dispatch_impl)
         """By class, whether its tensors are ordinary ones; those with __torch_dispatch__ stand for something else."""
 

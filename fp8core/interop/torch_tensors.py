@@ -72,6 +72,8 @@ class Torch(Framework):
             pointer = x.data_ptr()
             strides = x.stride()
         except (RuntimeError, NotImplementedError) as error:
+            if self._modes.wrapped(x):
+                raise LayoutError(f"{name} needs memory of its own, got a tensor of torch.func's transforms") from error
             got = "a nested tensor" if x.is_nested else f"{x.layout}: {str(error).splitlines()[0]}"
             raise LayoutError(f"{name} needs a strided tensor with memory of its own, got {got}") from error
         dtype, target = self.declared(x, name)

@@ -11,18 +11,19 @@ from fp8core.core.scale_shapes import check_scale_dtype, is_one_number, of_array
 from fp8core.core.specs import TensorSpec, check_fp8, check_high_precision, check_same_device, spec_of
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.forks import ForkSafeLock
-from fp8core.interop import Framework, Operand, TensorView, dlpack, dtype_name
+from fp8core.interop import Operand, TensorView, dlpack, dtype_name
 from fp8core.interop.tensor import bytes_reached, fill_number
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, LinearOptions, input_format, result_dtype
 from fp8core.ops.linear_scratch import COMPUTED
-from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, GroupShape, Target
+from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, GroupShape
 
 
-def _array_of(number: float, framework: Framework, target: Target) -> Any:
-    """Return a number as an fp32 array of a framework, written on its current stream."""
+def _array_of(number: float, like: TensorView) -> Any:
+    """Return a number as an fp32 array beside another, written on the current stream of its framework."""
+    framework, target = like.framework, like.target
     made, stream = framework.empty((1,), "float32", target), framework.stream(target)
     fill_number(made.pointer, number, target, stream)
-    return framework.wrap(made.array, stream)
+    return framework.wrap(made.array, stream, like.owner)
 
 
 def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: TensorSpec) -> None:
@@ -95,7 +96,7 @@ def read_layer(weight: Any, weight_scale: Any, bias: Any, input_scale: Any) -> R
     views: list[TensorView | None] = [first]
     for x, name in zip((weight_scale, bias, input_scale), ARRAYS[1:], strict=True):
         number = None if x is None or name == "bias" else float32_number(x, name)
-        given = x if number is None else _array_of(number, first.framework, first.target)
+        given = x if number is None else _array_of(number, first)
         arrays.append(given)
         views.append(None if given is None else interop.view(given, name))
     specs = [None if view is None else spec_of(view, name) for view, name in zip(views, ARRAYS, strict=True)]

@@ -21,4 +21,4 @@ def aligned_rows(weight: Any, dtype: Any) -> Any:
     stride = round_up(k, ROW_ALIGNMENT)
     name, stream = dtype_name(dtype, "dtype", FORMATS), at.framework.stream(at.target)
     made = at.framework.empty((n, k), name, at.target, (stride, 1))
-    return at.framework.wrap(made.array, stream)
+    return at.framework.wrap(made.array, stream, weight)

@@ -64,7 +64,7 @@ class _Percentile:
         wanted = math.ceil(int(total[-1]) * self._percent / 100)
         found = int(torch.searchsorted(total, max(wanted, 1)))
         place = last if last >= 0x7F80 else found  # an infinity or NaN counts even above the percentile
-        return float(torch.tensor(place << 16, dtype=torch.int64).to(torch.int32).view(torch.float32))
+        return float(torch.tensor(place << 16, dtype=torch.int64, device="cpu").to(torch.int32).view(torch.float32))
 
 
 def calibrate(
@@ -102,7 +102,7 @@ def calibrate(
         received only zeros, are left out.
 
     Raises:
-        ScaleError: a layer's input was not finite, or method or percentile is not valid, or percentile is given
+        ScaleError: a layer's input was not finite; method, percentile or batches is not valid; or percentile is given
             for another method.
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
 
@@ -114,6 +114,8 @@ def calibrate(
     """
     if not is_one_of(method, ("max", "percentile")):
         raise ScaleError(f"method needs one of max, percentile, got {method!r}")
+    if isinstance(batches, Mapping):
+        raise ScaleError("batches needs an iterable of batches, got a mapping, which is one batch: pass a list of it")
     if method != "percentile" and percentile is not None:
         raise ScaleError(f"percentile needs method='percentile', got method={method!r}")
     percent = scalar(99.99 if percentile is None else percentile)

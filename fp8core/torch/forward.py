@@ -13,7 +13,7 @@ from fp8core.ops import Fp8Linear, Quantized, linear
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.aligned import is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import FrozenLinear, Prepared
-from fp8core.torch.gradients import BothModes, StraightThrough
+from fp8core.torch.gradients import BothModes, StraightThrough, refuse_vmap
 from fp8core.torch.input_dtypes import (
     any_autocast,
     as_autocast,
@@ -60,10 +60,12 @@ class ForwardLinear(FrozenLinear):
             input = as_autocast(input)  # noqa: A001
         forward_mode = forward_ad._current_level >= 0
         if (forward_mode or is_grad_enabled()) and isinstance(input, Tensor | Quantized):
-            if forward_mode and is_compiling():
-                raise LayoutError(
-                    "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
-                )
+            if is_compiling():
+                if forward_mode:
+                    raise LayoutError(
+                        "x needs to be outside of torch.func's jvp and dual levels while torch.compile traces"
+                    )
+                refuse_vmap()
             try:
                 bias = self._parameters["bias"]
             except KeyError:

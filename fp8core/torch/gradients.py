@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 from fp8core.errors import LayoutError
 from fp8core.ops import dequantize
 from fp8core.problem import GroupShape
+from fp8core.torch.aligned import exporting
 from fp8core.torch.operators import LIBRARY, TAGS
 
 
@@ -143,6 +144,31 @@ GROUPED_GRADIENT: Final = _define()
 def any_derivatives() -> bool:
     """Return whether derivatives of either mode may be wanted of anything."""
     return torch.is_grad_enabled() or forward_ad._current_level >= 0
+
+
+def refuse_vmap() -> None:
+    """Refuse a layer inside of torch.vmap in a graph with gradients: no tensor says there whether it requires grad.
+
+    Exported programs pass no gradients through layers in any case.
+
+    Raises:
+        LayoutError: torch.compile traces inside of torch.vmap.
+    """
+    if _mapped() and not exporting():
+        raise LayoutError(
+            "x needs to be outside of torch.vmap, where the gradients of a layer would be lost, or inside of "
+            "torch.no_grad()"
+        )
+
+
+def _mapped() -> bool:
+    """Return whether torch traces inside of torch.vmap, as a constant."""
+    levels = torch._C._functorch.get_interpreter_stack() or ()
+    return any(level.key().name.lower() == "vmap" for level in levels)
+
+
+# What torch.compiler.assume_constant_result sets:
+_mapped._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_tangent(x: object) -> bool:

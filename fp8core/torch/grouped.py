@@ -4,6 +4,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, is_grad_enabled, nn
+from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES, scheme_of
 from fp8core.core import checks
@@ -18,7 +19,7 @@ from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.aligned import empty_codes, exporting, is_read_by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import Frozen
-from fp8core.torch.gradients import GroupedStraightThrough, has_tangent
+from fp8core.torch.gradients import GroupedStraightThrough, has_tangent, refuse_vmap
 from fp8core.torch.input_dtypes import any_autocast, as_autocast, expected_dtype, refuse_codes, result_of_codes
 
 
@@ -183,7 +184,8 @@ class GroupedLinear(Frozen):
                 or autocast's.
 
         Raises:
-            LayoutError: the input has a tangent of `torch.autograd.forward_ad`.
+            LayoutError: the input has a tangent of `torch.autograd.forward_ad`; or torch.compile traces inside of
+                torch.vmap with gradients.
         """
         if not isinstance(offs, Tensor):
             raise DTypeError(f"offs needs a torch.Tensor, got {type(offs).__name__}")
@@ -191,6 +193,8 @@ class GroupedLinear(Frozen):
             input = as_autocast(input)  # noqa: A001
         if has_tangent(input):
             raise LayoutError("input needs to be without a tangent of forward-mode derivatives, got one")
+        if is_grad_enabled() and is_compiling():
+            refuse_vmap()
         if is_grad_enabled() and isinstance(input, Tensor) and input.requires_grad:
             made: Tensor = GroupedStraightThrough.apply(input, offs, self, out_dtype)  # type: ignore[no-untyped-call]
             return made

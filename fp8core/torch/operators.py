@@ -4,8 +4,8 @@ The real kernel of an operator calls the operation, as an eager call does. The f
 `describe`, so that shapes, dtypes and refusals have one source.
 """
 
-from collections.abc import Callable
-from operator import itemgetter
+from collections.abc import Callable, Sequence
+from operator import is_, itemgetter
 from threading import local
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from fp8core.core.calls import NewArray
 from fp8core.core.operation import Operation
 from fp8core.core.prefetch import WEIGHT
 from fp8core.core.specs import TensorSpec
+from fp8core.errors import LayoutError
 from fp8core.interop.tensor import refused_dtype
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -80,17 +81,47 @@ def _declared(overload: Overload) -> Callable[[Any], Any]:
     return itemgetter(*overload.new) if overload.new else lambda _: None
 
 
+def _apart(operands: Sequence[Any], overload: Overload) -> tuple[Any, ...]:
+    """Return operands with copies of those that are in the memory of one that the overload writes.
+
+    In graphs they may be: inductor drops the copy in ``h.clone()`` where nothing needs h later, although the node that
+    writes to the copy reads h.
+    """
+    written = {*overload.out, *(result for result, _ in overload.copied)}
+    memory = {operands[at].untyped_storage().data_ptr() for at in written}
+
+    def shares(x: Any) -> bool:
+        return x is not None and x.untyped_storage().data_ptr() in memory
+
+    return tuple([x.clone() if at not in written and shares(x) else x for at, x in enumerate(operands)])
+
+
 def _real(operator: Operator, overload: Overload) -> Callable[..., Any]:
     operation, unpack, declared = operator.operation, operator.unpacker(overload), _declared(overload)
 
+    def call(operands: Any, options: Any) -> Any:
+        return operation(operands, options)
+
+    def call_layer(operands: Any, options: Any) -> Any:
+        return operation(operands, options, None, HISTORIES.of(operands[WEIGHT]))
+
+    make = call_layer if operation is LINEAR_CALLS else call
+
     def run(*arguments: Any) -> Any:
-        return declared(operation(*unpack(*arguments))[0])
+        return declared(make(*unpack(*arguments))[0])
 
-    def run_layer(*arguments: Any) -> Any:
+    def run_apart(*arguments: Any) -> Any:
         operands, options = unpack(*arguments)
-        return declared(operation(operands, options, None, HISTORIES.of(operands[WEIGHT]))[0])
+        try:
+            made = make(operands, options)
+        except LayoutError:
+            apart = _apart(operands, overload)
+            if all(map(is_, apart, operands)):
+                raise
+            made = make(apart, options)
+        return declared(made[0])
 
-    return run_layer if operation is LINEAR_CALLS else run
+    return run_apart if overload.out else run
 
 
 def _fake(operator: Operator, overload: Overload) -> Callable[..., Any]:

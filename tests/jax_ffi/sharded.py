@@ -217,6 +217,23 @@ def gradients(kind, mesh):
     print(f"{kind} gradient")
 
 
+def beside_other_frameworks(far, mesh):
+    """Calls that are no programs of JAX: their results are where the first operand is."""
+    w, at = weight(), far.devices()
+    near_weight = jax.tree.map(lambda x: jax.device_put(x, *at), w)
+    mixed = fp8core.linear(far, w), *fp8core.quantize(far, stream=0)
+    layer = fp8core.Fp8Linear(near_weight, input_scale=0.5, group_shape=PER_TENSOR)
+    made = layer(far)
+    assert all(x.devices() == at for x in (*mixed, layer.input_scale, made))
+    assert near(mixed[0], fp8core.linear(np.asarray(far), w))
+    assert near(made, fp8core.linear(np.asarray(far), w, input_scale=0.5, group_shape=PER_TENSOR))
+    for call in (lambda x: fp8core.linear(x, w), fp8core.Fp8Linear.from_weight):
+        with pytest.raises(
+            fp8core.LayoutError, match=r"needs to be on one device here, got an array on 4: calls whose"
+        ):
+            call(put(mesh, wide(4, K), "a"))
+
+
 if __name__ == "__main__":
     assert len(jax.devices()) == 4
     for kind, mesh in MESHES.items():
@@ -246,6 +263,7 @@ if __name__ == "__main__":
     with pytest.raises(fp8core.DeviceError, match=r"weight needs to be where x is, on cpu:3, got cpu:1"):
         fp8core.linear(far, apart)
     for mesh in MESHES.values():
+        beside_other_frameworks(far, mesh)
         for spec in ((), ("a",)):
             with pytest.raises(fp8core.UnsupportedProblemError, match=r"host +unable: needs a given scale"):
                 fp8core.silu_and_mul_quant(put(mesh, wide(4, K), *spec), group_shape=PER_TENSOR)

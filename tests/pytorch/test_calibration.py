@@ -110,6 +110,19 @@ def test_methods_of_calibration_that_are_none(options, words):
         calibrate(nn.Sequential(nn.Linear(8, 8)), [torch.ones(1, 8)], **options)
 
 
+def test_one_batch_of_keyword_arguments_is_no_list_of_batches():
+    with pytest.raises(ScaleError, match="batches needs an iterable of batches, got a mapping, which is one batch"):
+        calibrate(nn.Sequential(nn.Linear(8, 8)), {"input": torch.ones(1, 8)})
+
+
+@pytest.mark.parametrize("method", ["max", "percentile"])
+def test_torch_s_default_device_does_not_matter(method):
+    made, x = nn.Sequential(nn.Linear(8, 8)), wide(3, 8, dtype=torch.float32)
+    wanted = calibrate(made, [x], method=method)
+    with torch.device("meta"):
+        assert calibrate(made, [x], method=method) == wanted
+
+
 def test_a_compiled_model_that_has_run_is_calibrated_like_any_other():
     torch._dynamo.reset()
     made, x = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(5, 32)

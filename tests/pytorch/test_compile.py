@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import fp8core.torch  # noqa: E402 - after the skip
 from fp8core import w8a8  # noqa: E402
+from fp8core.core.scaling import default_eps  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
 from fp8core.torch.operators import OVERLOADS  # noqa: E402
 from pytorch.cases import CASES, fresh_dynamo  # noqa: E402, F401
@@ -23,6 +24,7 @@ ROWS_OF = {None: ROWS, True: ROWS[1:], False: ROWS[1:2]}
 """Numbers of rows by `dynamic`: None compiles a graph for the first alone and one for the others, True one for all that
 are not 1, False one for each."""
 FUSED = weight((-1, -1))
+SQUARE = weight((-1, -1), K)
 WITH_FP8_INPUTS = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
 """What opcheck can do where an input is FP8: its test of the schema adds inputs up."""
 
@@ -199,6 +201,40 @@ def test_inductor_gives_the_bits_of_eager_calls_and_copies_no_residual():
     assert bits(got) == bits(step(x, y))
     assert "fp8core.rms_norm_quant" in code
     assert "clone" not in code.split("def call")[1]
+
+
+def normalized_with_a_copy(x):
+    h = 2 * x
+    residual = h.clone()
+    return *fp8core.rms_norm_quant(h, torch.ones(K), 1e-6, residual=residual), residual
+
+
+def quantized_beside_a_copy(x):
+    h = 2 * x
+    residual = h.clone()
+    return *fp8core.rms_norm_quant(h[1:4], torch.ones(K), 1e-6, residual=residual[1:4]), residual
+
+
+def multiplied_into_a_copy(x):
+    h = 2 * x
+    return fp8core.linear(h, SQUARE, out=h.clone())
+
+
+@pytest.mark.parametrize("function", [normalized_with_a_copy, quantized_beside_a_copy, multiplied_into_a_copy])
+def test_inductor_drops_copies_of_what_nothing_else_needs(function):
+    """It does not see that the operator that writes to the copy also reads what was copied."""
+    x = wide(5, K, dtype=torch.float32)
+    assert bits(torch.compile(function, fullgraph=True)(x)) == bits(function(x))
+
+
+def test_an_operator_raises_an_error_of_other_operands_once():
+    x, residual = wide(5, K), wide(5, K).requires_grad_()
+    norm = torch.ones(K, dtype=x.dtype)
+    with pytest.raises(fp8core.LayoutError, match="residual needs a tensor that does not require grad") as caught:
+        torch.ops.fp8core.rms_norm_quant.residual(
+            x, norm, residual, None, "float8_e4m3fn", [1, -1], None, "float32", "k", default_eps(), 1e-6, False
+        )
+    assert caught.value.__context__ is None
 
 
 def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):

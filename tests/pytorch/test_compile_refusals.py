@@ -231,6 +231,25 @@ def test_vmap_in_a_graph_is_a_call_for_each_and_refused_beside_it():
         mapped(x)
 
 
+@pytest.mark.parametrize("kind", ["layer", "grouped"])
+def test_layers_in_vmap_in_a_graph_lose_no_gradient(kind):
+    """There neither the input nor anything else says that gradients are wanted, so that a layer passed none."""
+    linear = torch.nn.Linear(K, K, dtype=torch.bfloat16)
+    layer = fp8core.torch.Linear.from_linear(linear)
+    experts = fp8core.torch.GroupedLinear.from_weight(linear.weight.detach()[None])
+    whole = torch.tensor([5], dtype=torch.int32)
+    x = torch.stack([wide(5, K, seed=seed) for seed in range(3)])
+
+    def call(one):
+        return one + (layer(one) if kind == "layer" else experts(one, whole))
+
+    with pytest.raises(Exception, match=r"x needs to be outside of torch.vmap, .* or inside of torch.no_grad"):
+        torch.compile(torch.vmap(call), fullgraph=True, backend="aot_eager")(x.clone().requires_grad_())
+    with torch.no_grad():
+        got = torch.compile(torch.vmap(call), fullgraph=True, backend="aot_eager")(x)
+    assert bits(got) == bits(torch.stack([call(one) for one in x]))
+
+
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd])
 @pytest.mark.parametrize("kind", ["function", "layer", "grouped"])
 def test_derivatives_of_torch_func_are_refused_and_not_zero(transform, kind):

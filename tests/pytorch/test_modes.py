@@ -197,3 +197,10 @@ def test_derivatives_of_torch_func_name_x_and_what_to_call_instead(derivative):
     layer, _ = layers()
     with pytest.raises(LayoutError, match=r"x needs to be outside of torch.func's derivatives: .* by backward\(\)"):
         derivative(layer, torch.randn(3, 64))
+
+
+def test_the_derivative_of_a_bias_by_torch_func_is_refused():
+    layer, _ = layers()
+    own, x = dict(layer.named_parameters()), torch.randn(3, 64)
+    with pytest.raises(LayoutError, match=r"bias needs memory of its own, got a tensor of torch\.func's"):
+        torch.func.grad(lambda bias: torch.func.functional_call(layer, {**own, "bias": bias}, x).sum())(own["bias"])
