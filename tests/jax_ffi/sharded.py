@@ -265,7 +265,7 @@ if __name__ == "__main__":
     for mesh in MESHES.values():
         beside_other_frameworks(far, mesh)
         for spec in ((), ("a",)):
-            with pytest.raises(fp8core.UnsupportedProblemError, match=r"host +unable: needs a given scale"):
+            with pytest.raises(fp8core.UnsupportedProblemError, match=r"host +unable: needs a scale per token"):
                 fp8core.silu_and_mul_quant(put(mesh, wide(4, K), *spec), group_shape=PER_TENSOR)
     jax.set_mesh(mesh)  # stays until the process ends, which waits for its programs
     print("all")

@@ -148,8 +148,8 @@ def _are_groups_of_vectors(problem: Problem) -> bool:
 
 GROUPS_OF_VECTORS: Final = Requirement(
     _are_groups_of_vectors,
-    "needs a scale per token or by groups of 1x8, 1x16, 1x32, 1x64 or 1x128, or a given one of groups with a multiple"
-    " of 8 columns, or with all; got {p.group_shape}",
+    "needs a scale per token or by groups of 1x8, 1x16, 1x32, 1x64 or 1x128, or given scales of groups with a multiple"
+    " of 8 columns or with -1, got {p.group_shape}",
 )
 """On the host, too, so that a call means the same on every device."""
 
