@@ -290,12 +290,17 @@ def clear_error() -> None:
         driver().hipGetLastError()
 
 
+MEANINGS: Final = {901: ": what was called, or freed, before has ended the capture"}
+"""What the name of a status does not say: CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, hipErrorStreamCaptureInvalidated."""
+
+
 def status_name(status: int) -> str:
     """Return the name and number of a driver's status, such as "CUDA_ERROR_INVALID_VALUE (1)"."""
+    number = f"{status}{MEANINGS.get(status, '')}"
     if platform() == "hip":
         named = driver().hipGetErrorName
         named.restype = ctypes.c_char_p
-        return f"{(named(status) or b'unknown').decode()} ({status})"
+        return f"{(named(status) or b'unknown').decode()} ({number})"
     name = ctypes.c_char_p()
     driver().cuGetErrorName(status, ctypes.byref(name))
-    return f"{(name.value or b'unknown').decode()} ({status})"
+    return f"{(name.value or b'unknown').decode()} ({number})"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8core.errors import DeviceError
+from fp8core.errors import BackendError, DeviceError
 from fp8core.runtime import device
 
 
@@ -33,6 +33,20 @@ def test_calls_are_made_with_their_device_current(monkeypatch, devices, entered)
     assert seen == []
     assert device.with_current(1, lambda status: status)(8) == 8
     assert seen == entered
+
+
+@pytest.mark.parametrize(
+    ("status", "number"), [(1, "(1)"), (901, "(901: what was called, or freed, before has ended the capture)")]
+)
+def test_a_status_has_its_name_and_what_that_does_not_say(monkeypatch, status, number):
+    def name(_, into):
+        into._obj.value = b"CUDA_ERROR_OF_SOME_KIND"
+
+    monkeypatch.setattr(device, "platform", lambda: "cuda")
+    monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(cuGetErrorName=name))
+    with pytest.raises(BackendError) as raised:
+        device.check(status, "cuCall", "stream 0x100")
+    assert str(raised.value) == f"cuCall failed with CUDA_ERROR_OF_SOME_KIND {number} for stream 0x100"
 
 
 @pytest.mark.parametrize(("context", "bound", "status"), [(0, [1], 0), (0x7000, [], 201)])
@@ -68,7 +82,7 @@ def test_without_cupy_there_is_no_device_and_a_reason():
         import sys, types
         sys.modules["cupy"] = None
         from fp8core.runtime import device
-        from fp8core.errors import DeviceError
+        from fp8core.errors import BackendError, DeviceError
         assert device.count() == 0
         assert "need CuPy" in device.why_none() and "extra cuda13" in device.why_none()
         try:
