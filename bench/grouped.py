@@ -2,15 +2,16 @@
 
     python -m bench.grouped [--baselines FOLDER] [--deep-gemm] [--json FILE] [--models Qwen3-30B] [--tokens 1 128]
 
-Each token is routed to random experts, all equally likely. Every result is checked against PyTorch in fp32. The floor
-reads the weights of the experts that have tokens once. Baselines get what they need: DeepGEMM groups that begin at
-multiples of 128 rows ("contiguous"), or as many rows for each expert ("masked"); vLLM sizes that were computed before.
+Each token is routed to random experts, all equally likely but with `--skew`. Every result is checked against PyTorch in
+fp32. The floor reads the weights of the experts that have tokens once. Baselines get what they need: DeepGEMM groups
+that begin at multiples of 128 rows ("contiguous"), or as many rows for each expert ("masked"); vLLM sizes that were
+computed before.
 """
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import accumulate, product
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +21,7 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, block_baselines, decode, log, timing
+from bench.grouped_cases import ALL, MODELS, MODES, TOKENS, Case, drawn, listed
 from bench.labels import GROUPED
 from bench.needs import require_gpu
 from bench.roofline import Roofline
@@ -32,48 +34,6 @@ SWAPPED_ROWS: Final = 64
 """Up to so many rows vLLM's kernel takes sizes with m and n exchanged."""
 Way = Callable[[], tuple[Callable[[], object], float]]
 """Tries a way to make a result: returns the function to time, and the relative error of what it has made."""
-
-
-class Model(NamedTuple):
-    """The experts of a layer, or of a part of it that one GPU has."""
-
-    experts: int
-    each: int
-    """Experts of a token."""
-    share: int
-    """GPUs that the experts are divided among: of so many tokens one expert is here."""
-    shapes: tuple[tuple[int, int], ...]
-    """n and k of gate and up together, and of down."""
-
-
-MODELS: Final = {
-    "Mixtral-8x7B": Model(8, 2, 1, ((28672, 4096), (4096, 14336))),
-    "Qwen3-30B": Model(128, 8, 1, ((1536, 2048), (2048, 768))),
-    "Qwen3-235B/8": Model(128, 8, 1, ((384, 4096), (4096, 192))),
-    "DeepSeek-V3/8": Model(32, 8, 8, ((4096, 7168), (7168, 2048))),
-}
-MORE: Final = {
-    "gpt-oss-20b": Model(32, 4, 1, ((5760, 2880), (2880, 2880))),
-    "Llama-4-Scout/4": Model(16, 1, 1, ((4096, 5120), (5120, 2048))),
-    "Qwen3-Next": Model(512, 10, 1, ((1024, 2048), (2048, 512))),
-    "Mixtral-8x22B/2": Model(8, 2, 1, ((16384, 6144), (6144, 8192))),
-    "Kimi-K2/16": Model(24, 8, 16, ((4096, 7168), (7168, 2048))),
-    "GLM-4.5-Air": Model(128, 8, 1, ((2816, 4096), (4096, 1408))),
-}
-"""More models, by which `bench.grouped_choice` judges the choice of tiles; timed if they are named."""
-ALL: Final = {**MODELS, **MORE}
-TOKENS: Final = (1, 16, 128, 1024, 4096)
-MODES: Final = ("row", "block")
-
-
-class Case(NamedTuple):
-    """A model's product for a number of tokens."""
-
-    model: str
-    mode: str
-    tokens: int
-    n: int
-    k: int
 
 
 class Operands(NamedTuple):
@@ -109,7 +69,11 @@ def operands(case: Case) -> Operands:
     model, blocks = ALL[case.model], -(-case.k // BLOCK)
     torch.manual_seed(case.tokens)
     whole = model.experts * model.share
-    chosen = torch.rand(case.tokens, whole, device="cuda").topk(model.each, 1).indices.flatten()
+    chances = torch.rand(case.tokens, whole, device="cuda")
+    if case.skew:
+        shape = torch.full((whole,), case.skew**-2, device="cuda")
+        chances = chances ** (1 / torch._standard_gamma(shape))
+    chosen = chances.topk(model.each, 1).indices.flatten()
     counts = torch.bincount(chosen, minlength=whole)[: model.experts]
     rows, n, k = int(counts.sum()), case.n, case.k
     if case.mode == "block":
@@ -301,6 +265,9 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--tiles", action="store_true", help="time all tiles of fp8core's kernel in place of baselines")
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--drawn", type=int, default=0, metavar="COUNT", help="time drawn cases in place of these")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--skew", type=float, default=0.0, help="how unequally likely experts are (default: not)")
     chosen = parser.parse_args()
     require_gpu(parser)
     loaded = baselines.load(chosen.baselines)
@@ -308,11 +275,11 @@ def main() -> None:
     if chosen.deep_gemm and chosen.baselines:
         deep_gemm = block_baselines.module(chosen.baselines, "deep_gemm")
     table = Table("model", "mode", "tokens", "rows", "n x k", "floor us", *GROUPED, title=torch.cuda.get_device_name(0))
-    cases = [
-        Case(model, mode, tokens, n, k)
-        for model, mode, tokens in product(chosen.models, chosen.modes, chosen.tokens)
-        for n, k in ALL[model].shapes
-    ]
+    cases = (
+        tuple(drawn(chosen.drawn, chosen.seed))
+        if chosen.drawn
+        else listed(chosen.models, chosen.modes, chosen.tokens, chosen.skew)
+    )
     for case, record in log.Log(chosen).measured(
         cases, key, partial(measure, loaded=loaded, deep_gemm=deep_gemm, all_tiles=chosen.tiles)
     ):

@@ -2,20 +2,20 @@
 
     python -m bench.grouped_choice docs/results/grouped/*-tiles.jsonl
 
-The files are those that `python -m bench.grouped --tiles --json FILE` writes; of a product that several have, the last
-one counts. Printed is the chosen tile's time as a multiple of the fastest one's.
+The files are those that `python -m bench.grouped --tiles --json FILE` writes. Printed is the chosen tile's time as a
+multiple of the fastest one's.
 """
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
 import fp8core
-from bench.grouped import ALL, MODES, MORE, Case
+from bench.grouped_cases import ALL, MODES
 from bench.results import Record, us
 from fp8core import ArraySpec
 from fp8core.kernels.grouped import sm90
@@ -28,11 +28,6 @@ class Judged(NamedTuple):
     record: Record
     tile: str
     loss: float
-
-    @property
-    def held_out(self) -> bool:
-        """Whether the estimates were not fitted to it."""
-        return self.record["model"] in MORE
 
 
 def problem(record: Record) -> GroupedMm:
@@ -51,32 +46,27 @@ def problem(record: Record) -> GroupedMm:
     return asked
 
 
-def judged(files: Iterable[Path]) -> Iterator[Judged]:
-    """Yield the products that files have times of tiles of."""
-    found = {}
-    for path in files:
-        for record in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-            if record.get("rows"):
-                found[Case(*(record[field] for field in Case._fields))] = record
-    for record in found.values():
-        times = {name: time for name in record["us"] if name != "fp8core" and (time := us(record, name))}
-        tile = next(str(tile) for tile in sm90.by_cost(problem(record)) if str(tile) in times)
-        yield Judged(record, tile, times[tile] / min(times.values()))
+def judged(file: Path) -> Iterator[Judged]:
+    """Yield the products that a file has times of tiles of."""
+    for record in map(json.loads, file.read_text(encoding="utf-8").splitlines()):
+        times = {name: time for name in record.get("us", ()) if name != "fp8core" and (time := us(record, name))}
+        if times:
+            tile = next(str(tile) for tile in sm90.by_cost(problem(record)) if str(tile) in times)
+            yield Judged(record, tile, times[tile] / min(times.values()))
 
 
 def main() -> None:
-    """Print the mean and the worst of the products of each mode, fitted to and held out."""
+    """Print the mean and the worst of the products of each file and mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    found = list(judged(parser.parse_args().files))
-    for held_out, mode in product((False, True), MODES):
-        some = [one for one in found if one.held_out == held_out and one.record["mode"] == mode]
+    for file, mode in product(parser.parse_args().files, MODES):
+        some = [one for one in judged(file) if one.record["mode"] == mode]
         if not some:
             continue
         worst = max(some, key=lambda one: one.loss)
-        r, kind, average = worst.record, "held out" if held_out else "fitted to", mean(one.loss for one in some)
+        r, average = worst.record, mean(one.loss for one in some)
         where = f"{r['model']}, {r['tokens']} tokens, {r['n']}x{r['k']}, {worst.tile}"
-        print(f"{len(some)} {mode}, {kind}: mean {average:.4f}, worst {worst.loss:.3f} ({where})")
+        print(f"{file.stem}: {len(some)} {mode}, mean {average:.4f}, worst {worst.loss:.3f} ({where})")
 
 
 if __name__ == "__main__":

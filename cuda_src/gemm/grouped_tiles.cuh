@@ -11,7 +11,7 @@
 #define GROUP_PARAMETERS \
     const int *offs, int groups, long long weight_stride, long long scale_stride, long long bias_stride
 
-// A tile of a group, which has the rows from `begin` to `end`.
+// A tile of a group, whose first row is `begin`. The rows from `end` on are of the next group, or of the next tile.
 struct GroupTile : TileOrigin {
     int begin, end, group;
 };
@@ -66,9 +66,11 @@ DEVICE void find_groups(GroupTable<capacity>& table, const int* offs, int groups
 // A block takes every grid_x()-th tile, as `PersistentTiles` does, group by group. Within a group `row_group` tiles of
 // rows come before the next columns. Which of them is the first changes with every round of all blocks: the last rows
 // of a group are few and take less time, and always the same blocks would have them. A cluster takes tiles of the same
-// rows, side by side.
+// rows, side by side. Of tiles with three slices of 64 rows, those of a group have equally many, or one more: 256 rows
+// are two and two, as one alone takes more than half as long as two.
 template <int rows, int columns, int row_group, int capacity, int multiple = 1, int cluster = 1>
 struct GroupedTiles {
+    static constexpr int slices_of_tile = rows / 64;
     GroupTable<capacity>& table;
     const int* offs;
     int groups, m, n, column_tiles, at;   // column_tiles and at count clusters
@@ -100,13 +102,16 @@ struct GroupedTiles {
         for (int step = capacity / 2; step > 0; step /= 2)
             if (table.first_tile[group + step] <= at) group += step;
         const int start = table.first_row[group], end = table.first_row[group + 1];
-        const int first_row = start / multiple * multiple;
-        const int row_tiles = (end - first_row + rows - 1) / rows, place = at - table.first_tile[group];
-        const int first = place / (row_group * column_tiles) * row_group;
+        const int first_row = start / multiple * multiple, place = at - table.first_tile[group];
         // After the last tile there is a next one, too, which nobody makes: without rows.
+        const int row_tiles = max_int(1, (end - first_row + rows - 1) / rows);
+        const int first = place / (row_group * column_tiles) * row_group;
         const int height = max_int(1, min_int(row_group, row_tiles - first)), within = place - first * column_tiles;
-        const int row = within % height, round = (at - row) / clusters();
+        const int row = within % height, round = (at - row) / clusters(), tile = first + (row + round) % height;
         const int column = (within / height * cluster + rank()) * columns;
-        return {{first_row + (first + (row + round) % height) * rows, column}, start, end, group};
+        if constexpr (slices_of_tile < 3) return {{first_row + tile * rows, column}, start, end, group};
+        const int slices = (end - first_row + 63) / 64, each = slices / row_tiles, more = slices % row_tiles;
+        const int top = first_row + (tile * each + min_int(tile, more)) * 64;
+        return {{top, column}, start, min_int(end, top + (each + (tile < more)) * 64), group};
     }
 };

@@ -30,7 +30,8 @@ class GroupedProduct(NamedTuple):
         problem = product.problem(use_fast_accum, False, out)
         bias_bytes = self.bias_stride * ITEMSIZE[product.bias.dtype] if product.bias is not None else 0
         codes = specs.alignment(problem.codes_alignment, self.weight_stride)
-        vectors = specs.alignment(problem.vectors_alignment, 4 * self.scale_stride, bias_bytes)
+        # Only what TMA loads needs more than words, which are scales of a.
+        vectors = specs.alignment(problem.vectors_alignment, *((bias_bytes,) if bias_bytes % 4 else ()))
         alignment = min(codes, problem.out_alignment)
         one = problem._replace(alignment=alignment, codes_alignment=codes, vectors_alignment=vectors)
         return GroupedMm(self.groups, one, *strides)

@@ -51,7 +51,9 @@ class Planned:
 
 
 @pytest.mark.parametrize(
-    "tile", [Tile(64, 64), Tile(64, 128), Tile(128, 96), Tile(128, 128), Tile(128, 128, cluster=2)], ids=str
+    "tile",
+    [Tile(64, 64), Tile(64, 128), Tile(128, 96), Tile(128, 128), Tile(192, 64), Tile(128, 128, cluster=2)],
+    ids=str,
 )
 @pytest.mark.parametrize("name", CASES)
 def test_each_group_has_the_product_with_its_own_weight(launch, name, tile):
@@ -59,11 +61,12 @@ def test_each_group_has_the_product_with_its_own_weight(launch, name, tile):
         launch(Planned(CASES[name], partial(plan_grouped, tile=tile)), schedule)
 
 
-@pytest.mark.parametrize("cluster", [1, 2])
-def test_tiles_of_two_slices(launch, cluster):
+@pytest.mark.parametrize("columns", [96, 128])
+def test_each_of_three_warpgroups_skips_tiles_without_rows_for_it(launch, columns):
+    ends = (64, 130, 320, 321, 512, 640)  # one, two and three warpgroups, and a tile of each after a whole one
     for schedule in (SCHEDULES[0], Schedule("any", "sometime", 4)):
-        case = GroupedProduct((10, 300, 300, 560), 600, mode="group-block")
-        launch(Planned(case, partial(plan_grouped, tile=Tile(256, 128, cluster=cluster))), schedule)
+        case = GroupedProduct(ends, 650, mode="group-block", multiprocessors=5)
+        launch(Planned(case, partial(plan_grouped, tile=Tile(192, columns))), schedule)
 
 
 @pytest.mark.parametrize("columns", [192, 256])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import fp8core
+from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped import sm90
 from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.problem import GroupedMm
@@ -87,12 +88,25 @@ def test_every_able_kernel(size, mode, layout):
 
 
 @on_hopper
-@pytest.mark.parametrize("mode", ["row-row", "group-block", "group-group"])
+@pytest.mark.parametrize(
+    ("mode", "layout"), [("row-row", "k"), ("group-block", "k"), ("group-block", "mn"), ("group-group", "k")]
+)
 @pytest.mark.parametrize("fast", [True, False])
-def test_every_tile(mode, fast):
-    made = Made(6, 260, 520, 1040, mode, fast=fast, bias="float32", seed=3)
+def test_every_tile(mode, layout, fast):
+    made = Made(6, 260, 520, 1040, mode, fast=fast, bias="float32", seed=3, layout=layout)
     problem = made.problem()
     for tile in sm90.candidates(problem):
+        made.check(partial(sm90.plan_grouped, tile=tile)(problem))
+
+
+@on_hopper
+@pytest.mark.parametrize(("mode", "layout"), [("row-row", "k"), ("group-block", "mn")])
+def test_every_tile_of_blocks_that_share_rows(mode, layout):
+    made = Made(6, 260, 768, 8320, mode, fast=True, seed=3, layout=layout)
+    problem = made.problem()
+    shared = [tile for tile in sm90.candidates(problem) if sm90.shares_a(problem, tile)]
+    assert {Tile(128, 128), Tile(192, 128), Tile(192, 96)} <= set(shared)
+    for tile in shared:
         made.check(partial(sm90.plan_grouped, tile=tile)(problem))
 
 

