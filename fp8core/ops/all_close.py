@@ -29,6 +29,7 @@ def all_close_1d(x: Array, *, stream: Stream | None = None) -> bool:
 
     Raises:
         DTypeError, ShapeError, LayoutError, DeviceError: before anything is launched.
+        DeviceError: the stream is being captured into a graph, which stays valid: the call waits for its result.
 
     Examples:
         >>> import numpy as np, fp8core

@@ -1,5 +1,6 @@
 """The run-time compiler: compiles a flattened source, loads the module and returns the addresses of its kernels."""
 
+import os
 import threading
 from contextlib import suppress
 from functools import cache
@@ -16,6 +17,8 @@ Module = Any
 _OPT_IN_ABOVE: Final = 48 * 1024
 """The shared memory, in bytes, that a block may use on CUDA; a function that needs more has to opt in."""
 _ALLOWING: Final = threading.RLock()  # re-entrant, as are the locks of modules: garbage collection may take it again
+_APPENDED: Final = "HIPRTC_COMPILE_OPTIONS_APPEND"
+"""The environment variable by which hipRTC compiles with further options."""
 _ALL: Final = 100
 """All shared memory of a multiprocessor, in percent."""
 
@@ -119,7 +122,9 @@ load: Final = MODULES.load
 
 def file_name(target: Target, text: str, options: tuple[str, ...], name: str = "fp8core") -> str:
     """Return the file name, in the cache on disk, of the machine code of one flattened source."""
-    return kernel_cache.name_of(text, "\0".join(options), version(), f"{target.platform} {target.arch}", name)
+    appended = os.environ.get(_APPENDED, "") if target.platform == "hip" else ""
+    given = "\0".join((*options, appended) if appended else options)
+    return kernel_cache.name_of(text, given, version(), f"{target.platform} {target.arch}", name)
 
 
 def _load(ordinal: int, text: str, options: tuple[str, ...], name: str) -> Module:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple
 
+from fp8core.interrupts import interrupts_wait
 from fp8core.runtime import capture, device, streams
 
 _LOG: Final = logging.getLogger("fp8core")
@@ -66,9 +67,10 @@ class Releases:
             if self._lacks_a_thread():
                 arguments = (self._inbox, self._keeper)
                 thread = threading.Thread(target=_run, args=arguments, name="fp8core releases", daemon=True)
-                thread.start()
-                self._thread = thread
-                atexit.register(self._stop)
+                with interrupts_wait():  # between these steps, Ctrl-C would let the next call start a second thread
+                    thread.start()
+                    self._thread = thread
+                    atexit.register(self._stop)
         except RuntimeError as error:
             _LOG.warning("operands are kept until a thread can be started: %s", error)
             _keep_beyond_teardown(self._inbox)

@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Callable
 
+from fp8core.errors import DeviceError
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
 
@@ -54,10 +55,18 @@ def fill_float32(pointer: int, value: float, stream: int, ordinal: int) -> None:
 
 
 def read_int32(pointer: int, target: Target, stream: int) -> int:
-    """Wait for the work on ``stream``, and return the int32 at ``pointer`` on a target."""
+    """Wait for the work on ``stream``, and return the int32 at ``pointer`` on a target.
+
+    Raises:
+        DeviceError: the stream is being captured into a graph: waiting would invalidate the capture.
+    """
     value = ctypes.c_int32()
     if target.platform == "host":
         return ctypes.c_int32.from_address(pointer).value
+    if device.capturing(stream):
+        raise DeviceError(
+            f"stream needs not to be captured into a graph, as the call waits for its result, got {stream:#x}"
+        )
     runtime, stream = device.cupy().cuda.runtime, device.driver_stream(stream)
     with device.on(target.device):
         runtime.memcpyAsync(ctypes.addressof(value), pointer, ctypes.sizeof(value), runtime.memcpyDeviceToHost, stream)

@@ -88,8 +88,12 @@ class Table(Generic[P]):
 
     def _read_before(self, problem: P) -> None:
         with self._lock.held:
-            if self.before is not None and self.before(problem):
+            try:
+                if self.before is not None and self.before(problem):
+                    self.before = None
+            except Warning:  # where warnings are errors, the next call has to go on, as it does elsewhere
                 self.before = None
+                raise
 
     def _look_up_expected(self, problem: P) -> None:
         """Replace the names that `expect` was given for ``problem`` by the candidate that has them here; else warn."""

@@ -80,8 +80,10 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
     for tuning in fresh:
         if not isinstance(tuning, Tuning):
             raise TypeError(f"tunings needs objects of the class Tuning, got {type_name(tuning)}")
-    with _opened(given) as (file, before):
+    with _opened(given) as (file, before, locked):
         kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
+        if locked:
+            _remove_unfinished(file)
         _write(file, "".join(f"{tuning.to_json()}\n" for tuning in kept.values()))
     if before.damaged:
         _warn(f"removed {_lines(before.damaged)} of {given} that held no tuning")
@@ -95,14 +97,19 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def _opened(given: Path) -> Iterator[tuple[Path, Contents]]:
-    """Lock a file; yield its real path and its contents. Raises OSError, or TuningError if it holds something else."""
+def _opened(given: Path) -> Iterator[tuple[Path, Contents, bool]]:
+    """Lock a file; yield its real path, its contents, and whether it is locked.
+
+    Raises:
+        OSError: the file cannot be read or locked.
+        TuningError: it holds something else.
+    """
     _check_home(given)
     file = Path(os.path.realpath(given))
     _accepted(file, given)  # before a folder or a lock is made beside a file that is refused
     file.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(file):
-        yield file, _accepted(file, given)
+    with _alone(file) as locked:
+        yield file, _accepted(file, given), locked
 
 
 def _check_home(given: Path) -> None:
@@ -221,11 +228,15 @@ def _read(file: Path) -> Contents:
     return Contents(tunings, len(damaged), strange)
 
 
-def _write(file: Path, text: str) -> None:
-    """Write a file atomically: readers see the old or the new contents. The caller holds its lock."""
-    for left in file.parent.iterdir():  # left by writers that were killed, as this one holds the lock
+def _remove_unfinished(file: Path) -> None:
+    """Remove what writers have left that were killed. The caller holds the lock: others may be writing without it."""
+    for left in file.parent.iterdir():
         if re.fullmatch(rf"\.{re.escape(file.name)}\.[0-9a-f]{{16}}", left.name):
-            left.unlink(missing_ok=True)  # without locks two writers may be here
+            left.unlink()
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file atomically: readers see the old or the new contents."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
@@ -243,12 +254,11 @@ def _write(file: Path, text: str) -> None:
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, if the file system supports locks: that of an empty file beside it, which is kept."""
+def _alone(file: Path) -> Iterator[bool]:
+    """Hold the lock of a file: that of an empty file beside it, which is kept; yield whether there are locks."""
     beside = os.open(file.with_name(f"{file.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        lock(beside)
-        yield
+        yield lock(beside)
     finally:
         try:
             unlock(beside)  # closing is not enough: a child that was forked meanwhile has the file open, too

@@ -158,12 +158,12 @@ REFUSED = {
     "a bias of int32": (
         lambda: {"bias": ends(GROUPS, N)},
         DTypeError,
-        "bias needs the dtype of the result, bfloat16, or float32, got int32",
+        "bias[i] needs the dtype of the result, bfloat16, or float32, got int32",
     ),
     "a bias of another dtype": (
         lambda: {"bias": fresh((GROUPS, N), "float16")},
         DTypeError,
-        "bias needs the dtype of the result, bfloat16, or float32, got float16",
+        "bias[i] needs the dtype of the result, bfloat16, or float32, got float16",
     ),
     **{
         f"out_dtype {dtype}": (
@@ -307,7 +307,7 @@ REFUSED = {
     "a strided bias": (
         lambda: {"bias": fresh((GROUPS, 2 * N))[:, ::2]},
         ShapeError,
-        "bias needs 32 contiguous elements, got shape (32,) with strides (2,)",
+        "bias[i] needs 32 contiguous elements, got shape (32,) with strides (2,)",
     ),
     "out of fewer rows": (lambda: {"out": fresh((5, N))}, ShapeError, "out needs shape (6, 32), got (5, 32)"),
     "out by group": (lambda: {"out": fresh((GROUPS, 2, N))}, ShapeError, "out needs shape (6, 32), got (3, 2, 32)"),

@@ -262,6 +262,20 @@ def test_a_named_file_that_is_missing_is_one_warning(stub, monkeypatch, tmp_path
     assert len(caught) == 1
 
 
+def test_where_warnings_are_errors_a_named_file_fails_the_first_call_alone(stub, monkeypatch, tmp_path):
+    path, found = tmp_path / "x", written(tmp_path / "x")
+    path.write_text(f"{path.read_text()}damaged\n")
+    forget_all(monkeypatch)
+    monkeypatch.setenv(FILE_VARIABLE, str(path))
+    monkeypatch.setattr(SCALED_MM, "before", load_named)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeWarning, match="1 line damaged"):
+            SCALED_MM.choice(PROBLEM)
+        assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 1)
+    assert list(tuning.values.APPLIED.values()) == list(found)
+
+
 @pytest.mark.parametrize("kind", ["FIFO", "directory", "device", "socket"])
 def test_a_named_file_that_is_no_regular_file_is_one_warning(stub, monkeypatch, tmp_path, kind):
     path = tmp_path / "x"

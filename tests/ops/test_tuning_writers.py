@@ -87,9 +87,11 @@ def test_a_file_system_without_locks_is_written_to(stub, tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
-    one = timed(PROBLEM, SECOND)
+    one, others = timed(PROBLEM, SECOND), tmp_path / f".x.{16 * '0'}"
+    others.touch()  # of a process that is about to write, too
     save_tunings(tmp_path / "x", [one])
     assert (tmp_path / "x").read_text() == f"{one.to_json()}\n"
+    assert others.exists()
 
 
 def killed_while_writing(path, line, step):

@@ -14,6 +14,7 @@ from fp8core.errors import BackendError
 from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, launches, sources
 from fp8core.runtime.args import Pointer
+from support.targets import MI300
 from support.threads import in_time
 
 
@@ -247,6 +248,20 @@ def test_every_wheel_that_may_be_loaded_is_in_the_name_of_a_kernel(monkeypatch, 
     monkeypatch.setattr(device, "platform", lambda: "cuda")
     named = compiler.version.__wrapped__()
     assert all(version in named for version in wheels.values())
+
+
+def test_options_that_hiprtc_takes_from_the_environment_are_in_the_name_of_a_kernel(monkeypatch):
+    """Such as -ffast-math: a kernel that was compiled with it must not serve processes without it."""
+    monkeypatch.setattr(compiler, "version", lambda: "one")
+    names = {}
+    for appended in (None, "", "-ffast-math", "-g"):
+        if appended is not None:
+            monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", appended)
+        names[appended] = [compiler.file_name(target, "text", ("-O3",)) for target in (MI300, H200)]
+    on_hip, on_cuda = zip(*names.values(), strict=True)
+    assert on_hip[0] == on_hip[1]
+    assert len(set(on_hip)) == 3
+    assert len(set(on_cuda)) == 1
 
 
 @pytest.mark.usefixtures("nvrtc")

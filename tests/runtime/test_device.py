@@ -9,7 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from fp8core.errors import BackendError, DeviceError
-from fp8core.runtime import device
+from fp8core.runtime import device, streams
+from support.captures import captures  # noqa: F401
+from support.targets import H200
 
 
 def test_count_and_its_reason_agree():
@@ -105,3 +107,10 @@ def test_importing_the_border_imports_no_framework():
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_number_is_read_on_a_captured_stream_as_waiting_would_end_the_capture(captures, monkeypatch):
+    monkeypatch.setattr(device, "cupy", lambda: pytest.fail("the driver was called"))
+    captures[0x70] = 1
+    with pytest.raises(DeviceError, match=r"stream needs not to be captured .* got 0x70"):
+        streams.read_int32(0x1000, H200, 0x70)

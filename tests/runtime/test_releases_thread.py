@@ -1,6 +1,7 @@
 """The thread that drops what the device is done with: started once, ended with the interpreter, begun anew in a child."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -18,13 +19,14 @@ class Starting:
     """A queue whose thread was not started, the threads that are made for it, and what happens while one is."""
 
     def __init__(self, monkeypatch):
-        self.made, self.amid = [], lambda: None
+        self.made, self.amid, self.behind = [], lambda: None, lambda: None
 
         class Thread(threading.Thread):
             def start(thread):
                 self.made.append(thread)
                 self.amid()
                 super().start()
+                self.behind()
 
         self.queue = releases.Releases()
         monkeypatch.setattr(releases, "threading", SimpleNamespace(Thread=Thread, Event=threading.Event))
@@ -85,6 +87,16 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(starting
     assert starting.queue.wait(SECONDS)
     assert freed.is_set()
     assert len(starting.made) == 2
+
+
+def test_an_interrupt_amid_the_start_lets_no_call_start_a_second_thread(starting):
+    """Two threads would drop the same owners, and nothing would end the first before the interpreter."""
+    starting.behind = lambda: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        starting.queue.start()
+    starting.behind = lambda: None
+    assert starting.queue.wait(SECONDS)
+    assert len(starting.made) == 1
 
 
 def run(program):
