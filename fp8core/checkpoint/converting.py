@@ -74,6 +74,9 @@ def plan_conversion(
         CheckpointError: the errors that `convert_checkpoint` raises before it writes, except that changes which need
             ``lossy`` are part of the plan (`Conversion.lossy`).
 
+    Warns:
+        RuntimeWarning: files of a killed run are beside the target.
+
     Examples:
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
