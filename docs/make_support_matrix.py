@@ -145,7 +145,7 @@ ENDINGS: dict[str, dict[str, object]] = {
 """By label on the page: fields of problems."""
 TABLES: dict[str, dict[str, Ask]] = {
     "Quantization of rows of 4096 bfloat16": QUANTIZATIONS,
-    "Fused producers, 4096 columns of bfloat16": PRODUCERS,
+    "Norms and activations with quantization, 4096 columns of bfloat16": PRODUCERS,
     **{
         f"Products of {m} x 4096 x 4096 to bfloat16": {name: product(a, b, m) for name, a, b in VECTORS + BLOCKS}
         for m in TOKENS

@@ -26,7 +26,7 @@ class ShapeError(Fp8Error, ValueError):
 
 
 class DTypeError(Fp8Error, TypeError):
-    """A dtype that the operation does not take.
+    """A dtype or a type that the operation does not take.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -37,7 +37,7 @@ class DTypeError(Fp8Error, TypeError):
 
 
 class LayoutError(Fp8Error, ValueError):
-    """Strides, an alignment or an overlap that the operation does not take.
+    """Strides, an alignment, an overlap or a kind of memory that the operation does not take.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -48,7 +48,7 @@ class LayoutError(Fp8Error, ValueError):
 
 
 class DeviceError(Fp8Error, ValueError):
-    """Arrays on different devices, or on one that cannot be used.
+    """Arrays on different devices, a device that cannot be used, or a stream that is none.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -108,7 +108,7 @@ class CheckpointError(Fp8Error, ValueError):
 
 
 class TuningError(Fp8Error, ValueError):
-    """A tuning that cannot be read, or that was measured on another GPU, driver or version.
+    """A tuning that cannot be read, was measured on another GPU, driver or version, or would disturb a capture.
 
     Examples:
         >>> import fp8core

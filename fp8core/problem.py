@@ -107,9 +107,10 @@ class Target(NamedTuple):
     arch: int
     """90 for sm_90, 942 for gfx942 (hexadecimal digits as in 0x90a for gfx90a), 0 on the host."""
     device: int
-    """The ordinal of the device; `ABSENT` for a device that is not in this machine."""
+    """The ordinal of the device; -1 for a device that is not in this machine."""
     multiprocessors: int
     warp: int
+    """The number of threads of a warp; on AMD GPUs, of a wave."""
     shared_bytes: int
     """The most shared memory of a block, in bytes."""
     model: str = ""

@@ -56,6 +56,7 @@ class Claim(NamedTuple):
     variant: str
     """The configuration's own name: quant_method, or the format or algorithm under it."""
     granularities: frozenset[Granularity] = frozenset()
+    """Which scales FP8 weights may have: each of them has one of these granularities."""
     group_shape: GroupShape | None = None
     """The group shape of blocks and groups."""
     activations: Activations | None = None

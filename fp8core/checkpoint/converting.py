@@ -27,13 +27,16 @@ class Conversion(NamedTuple):
 
     source: Checkpoint
     target: Path | None
+    """The new file or folder; None in a plan without one."""
     to: str
     changes: tuple[Change, ...]
     """The change of each FP8 layer that stays FP8; empty for a conversion to bfloat16."""
     left_out: dict[str, str]
     """The tensors that the new format has no place for: name -> reason."""
     bytes_before: int
+    """The size of the old weight files."""
     bytes_after: int
+    """The size of the new weight files."""
     quantization_config: dict[str, Any] | None
     """The new configuration; None for bfloat16 and ComfyUI, which have none."""
     errors: dict[str, float]
@@ -73,6 +76,9 @@ def plan_conversion(
     Raises:
         CheckpointError: the errors that `convert_checkpoint` raises before it writes, except that changes which need
             ``lossy`` are part of the plan (`Conversion.lossy`).
+
+    Warns:
+        RuntimeWarning: files of a killed run are beside the target.
 
     Examples:
         >>> from tempfile import TemporaryDirectory

@@ -23,11 +23,13 @@ class Kind(NamedTuple):
     """
 
     what: str
-    """The FP8 format of the weights, or safetensors' dtype name of the other tensors."""
+    """The FP8 format of the weights, such as "e4m3fn", with the number of stacked experts if there are any; or
+    safetensors' dtype name of the other tensors."""
     scales: str
     """Which elements share a scale, and how scales are stored; empty for other tensors."""
     activations: str
-    """How activations are scaled, "static" or "dynamic"; empty for other tensors."""
+    """How activations are scaled: "static", "dynamic", or "dynamic, bounded" with an upper bound; empty for other
+    tensors."""
     number: int
     """The number of layers or tensors."""
     elements: int
@@ -59,10 +61,15 @@ class Inspection(NamedTuple):
     """The format's usual name."""
     claim: Claim
     files: int
+    """The number of weight files."""
     nbytes: int
+    """The size of the weight files."""
     layers: tuple[Kind, ...]
+    """The FP8 layers, by kind."""
     others: tuple[Kind, ...]
+    """The tensors that belong to no FP8 layer, by kind."""
     kv_scales: int
+    """The number of scales of the KV cache."""
     faults: tuple[Fault, ...]
     """The faults that headers and configuration reveal; `verify_checkpoint` also reads the numbers."""
 

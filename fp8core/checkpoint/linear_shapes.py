@@ -11,7 +11,7 @@ from fp8core.checkpoint.quantizing import plan_checkpoint
 from fp8core.checkpoint.reader import checkpoint_of
 from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
-from fp8core.tuning.shapes import Scheme
+from fp8core.tuning.shapes import Scheme, check_scheme
 
 
 class LayerShape(NamedTuple):
@@ -51,6 +51,7 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
 
     Raises:
         CheckpointError: the source cannot be read, or has no such layer.
+        ScaleError: the scheme is not one of those.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -63,6 +64,7 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
         >>> [(shape.n, shape.k, shape.scheme, names) for shape, names in found.items()]
         [(64, 32, 'channel', ['up.weight'])]
     """
+    check_scheme(scheme)
     stored = scan(Path(source))
     split = split_if_possible(stored)
     checkpoint = checkpoint_of(split)

@@ -43,8 +43,11 @@ def tune_checkpoint(
     Raises:
         CheckpointError: the source cannot be read, or has no such layer.
         ShapeError: rows are not whole numbers from 1 to 2**31 - 1.
+        ScaleError: the scheme is not one of these.
+        DTypeError: the dtype is not float32, float16 or bfloat16.
+        DeviceError: there is no such device.
         TuningError: CuPy's current stream is being captured into a graph.
-        UnsupportedProblemError: there is no GPU, or no kernel can run a product.
+        UnsupportedProblemError: the device is not a GPU of this machine, or no kernel can run a product.
 
     Examples:
         >>> from fp8core.checkpoint import tune_checkpoint

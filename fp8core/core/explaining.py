@@ -22,7 +22,7 @@ class ArraySpec:
         dtype: its name, or a dtype of any framework.
         strides: in elements; row-major if left out.
         alignment: the power of two, in bytes, that its address is a multiple of. New arrays of every framework have
-            32 or more.
+            32 or more on a GPU.
 
     Raises:
         ShapeError: the shape does not consist of whole numbers of at least 0.

@@ -68,6 +68,8 @@ class Float8Array(DLPackView):
 
     Raises:
         DTypeError: the codes are not uint8, or the dtype is not one of these.
+        LayoutError: the codes have no memory of their own, such as a tracer of JAX or a fake tensor of torch.
+        DeviceError: they are neither on the host nor on a GPU.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -271,7 +273,7 @@ def _own(codes: Any) -> Any:
         return codes
     if framework is cuda_array.framework():
         return cuda_array.as_cupy(codes)
-    dtype, _ = framework.declared(codes, CODES)
+    dtype = framework.view(codes, CODES).dtype
     if dtype != "uint8":  # NumPy would not name the dtype that it refuses
         raise DTypeError(f"codes needs uint8, got {dtype}")
     if codes.__dlpack_device__()[0] in dlpack.HOST_DEVICES:

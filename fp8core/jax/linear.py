@@ -28,7 +28,7 @@ class Fp8Linear:
 
     Args:
         weight: FP8 ``[n, k]``.
-        weight_scale: float32 ``[n, 1]``, ``[1]`` or ``[ceil(n / 128), ceil(k / 128)]``.
+        weight_scale: float32 ``[n, 1]``, ``[1]``, ``[ceil(n / 128), ceil(k / 128)]`` or ``[n, ceil(k / 128)]``.
         bias: ``[n]`` in the results' dtype or float32, or None.
         input_scale: the static scale of inputs, a float32 array with one element; None quantizes them dynamically.
         weight_group_shape: the shape of the groups of the weight's elements that share a scale.
@@ -124,7 +124,7 @@ class Fp8Linear:
             ``[..., n]`` of out_dtype.
 
         Raises:
-            ShapeError, DTypeError, LayoutError, ScaleError: as for `fp8core.linear`.
+            ShapeError, DTypeError, LayoutError, ScaleError, UnsupportedProblemError: as for `fp8core.linear`.
         """
         ready = isinstance(x, Quantized)
         weight_group = cast("GroupShape", self.weight_group_shape)

@@ -55,9 +55,11 @@ def dequantize(
         An array of q's shape in the framework of q.
 
     Raises:
-        ScaleError: several group shapes fit the scale's shape, and none was given.
+        ScaleError: there is no scale, or several group shapes fit its shape and none was given, or group_shape is not
+            that of a `Quantized`.
         ShapeError: the scale's shape does not fit the groups.
         DTypeError, LayoutError, DeviceError: as for `quantize`, before anything is launched or written.
+        UnsupportedProblemError: there are 2**31 columns or more, on a GPU.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -133,7 +135,7 @@ def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) ->
         float16 of q's shape.
 
     Raises:
-        DTypeError, ShapeError, LayoutError, DeviceError: before anything is launched or written.
+        DTypeError, ShapeError, LayoutError, DeviceError, UnsupportedProblemError: as for `dequantize`.
 
     Examples:
         >>> import numpy as np, fp8core

@@ -97,7 +97,8 @@ def grouped_scaled_mm_nt(
         DTypeError: the call does not take the dtype of an array.
         LayoutError: rows of a or of the weight are not contiguous, or ``out`` overlaps another array.
         ScaleError: the scales do not go together, or one is missing.
-        DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
+        DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
+            anything is launched or written.
         UnsupportedProblemError: no kernel can run the call: e5m2 times e5m2, or more than 1024 groups on a GPU.
 
     Examples:

@@ -155,7 +155,7 @@ class Fp8Linear(LayerOptions):
             ``[..., n]`` of out_dtype, in the framework of x.
 
         Raises:
-            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `linear`.
+            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError, UnsupportedProblemError: as for `linear`.
         """
         state = self._state
         (weight, weight_scale, bias, input_scale), options, by_group, history, _, _, _, _ = state

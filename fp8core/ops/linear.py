@@ -84,7 +84,8 @@ def linear(
     The formulas are those of ``scaled_mm_nt(quantize(x, group_shape=group_shape), weight)``.
 
     Args:
-        x: float32, float16 or bfloat16 ``[..., k]``; or FP8, as a `Quantized` or together with input_scale.
+        x: float32, float16 or bfloat16 ``[..., k]``, which is quantized to the weight's format, or to E4M3 if that is
+            E5M2; or FP8, as a `Quantized` or together with input_scale.
         weight: FP8 ``[n, k]`` as it is stored, rows contiguous, or a `Quantized`.
         weight_scale: a number, or float32 in the weight's orientation: one number, ``[n, 1]`` or ``[n]`` per channel,
             ``[ceil(n / 128), ceil(k / 128)]`` for blocks of 128x128, or ``[n, ceil(k / 128)]`` for groups of 1x128;

@@ -94,8 +94,10 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
         DTypeError: the call does not take the dtype of an array.
         ScaleError: x is a `Quantized` by groups of several rows.
         LayoutError: the rows of x, or topk_ids, are not contiguous.
-        DeviceError: the arrays are on several devices. All errors are raised before anything is launched.
-        UnsupportedProblemError: there are 2**30 tokens or choices or more, or on a GPU more than 1024 experts.
+        DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
+            anything is launched.
+        UnsupportedProblemError: there are 2**30 tokens or choices or more; or on a GPU more than 1024 experts or
+            choices of a token, or rows of 2**31 bytes or more.
 
     Examples:
         >>> import numpy as np, fp8core

@@ -59,7 +59,8 @@ def moe_unpermute(
         ShapeError: y or inverse has not two axes, or topk_weights or ``out`` does not fit them.
         DTypeError: the call does not take the dtype of an array.
         LayoutError: an array is not contiguous as above, or ``out`` overlaps another array.
-        DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
+        DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
+            anything is launched or written.
         UnsupportedProblemError: there are 2**30 tokens, choices or rows, or more.
 
     Examples:

@@ -71,14 +71,15 @@ def rms_norm_quant(
         eps: the lower bound of a group's amax, as for `quantize` (not that of the norm, which is ``epsilon``).
         round_intermediate: first round the norm to x's dtype, and with a given scale also the sum with the residual, as
             vLLM's static kernels do.
-        out: an FP8 array for the data, or a pair of arrays for data and scale.
+        out: an FP8 array for the data, or a tuple of two arrays, for data and scale.
         stream: the stream to launch on, as for `quantize`.
 
     Returns:
         ``Quantized(data, scale)`` as for `quantize`.
 
     Raises:
-        DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+        ShapeError: weight or residual does not fit x, or epsilon is negative or not finite.
+        DTypeError, LayoutError, ScaleError, DeviceError: as for `quantize`, before anything is launched or written.
         UnsupportedProblemError: group_shape is another, or there are more columns than a GPU kernel counts.
 
     Examples:
@@ -206,14 +207,15 @@ def silu_and_mul_quant(
         scale_layout: as for `quantize`.
         eps: the lower bound of a group's amax, as for `quantize`.
         round_intermediate: first round the activation and the product to x's dtype, as vLLM's kernels do.
-        out: an FP8 array ``[..., cols]`` for the data, or a pair of arrays for data and scale.
+        out: an FP8 array ``[..., cols]`` for the data, or a tuple of two arrays, for data and scale.
         stream: the stream to launch on, as for `quantize`.
 
     Returns:
         ``Quantized(data, scale)`` of ``[..., cols]``, as for `quantize`.
 
     Raises:
-        DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.
+        ShapeError: the columns of x are not two halves of the same length.
+        DTypeError, LayoutError, ScaleError, DeviceError: as for `quantize`, before anything is launched or written.
         UnsupportedProblemError: group_shape is another, or there are more columns than a GPU kernel counts.
 
     Examples:

@@ -75,18 +75,19 @@ def quantize(
         x: float32, float16 or bfloat16 ``[..., cols]`` on any device, last axis contiguous.
         dtype: the FP8 format, as a name or as a dtype of any framework.
         group_shape: ``(rows, cols)`` of the elements that share a scale; -1 spans the axis.
-        scale: a given scale (static quantization): a number, or a float32 array of one number or of one per group. One
-            number holds for all of x, whatever group_shape is.
+        scale: a given scale (static quantization): a number, or a float32 or float8_e8m0fnu array of one number or of
+            one per group. One number holds for all of x, whatever group_shape is.
         scale_ub: an upper bound of amax, per token only: a number or a float32 array of one.
         scale_format: "ue8m0" rounds computed scales up to powers of two; "ue8m0_bytes" does the same and returns them
             as float8_e8m0fnu (OCP Microscaling Formats 1.0). A given scale keeps its format: both are refused beside
             it, except "ue8m0_bytes" beside such bytes.
         scale_layout: "mn" stores the scales of ``[m, k]`` as ``[k / g][m]``, the layout that block-scaled products
             read. It is refused beside a given scale, and beside an array for the scale that is laid out otherwise.
-        eps: the lower bound of the amax of groups and blocks, 1e-10 by default. Per token, per tensor and with a given
-            scale, any other value is refused.
-        rows_padded: the least number of rows of the result, at most 2**31 - 1; added rows hold zeros and scale 1.
-        out: an FP8 array for the data, or a pair of arrays for data and scale.
+        eps: the lower bound of the amax of groups and blocks, 1e-10 by default and at least ``MAX * 2**-126``. Per
+            token, per tensor and with a given scale, any other value than 1e-10 is refused.
+        rows_padded: the least number of rows of the result, at most 2**31 - 1; added rows hold zeros and scale 1. An x
+            that gets rows has two axes.
+        out: an FP8 array for the data, or a tuple of two arrays, for data and scale.
         stream: the stream to launch on; by default the current stream of the framework of x. It waits for pending work
             of x's framework, and x may be dropped as soon as the call returns.
 
@@ -98,10 +99,11 @@ def quantize(
     Raises:
         DTypeError: the call does not take the dtype of x or of another array, or eps is no number.
         ShapeError: a shape, group_shape or rows_padded does not fit x.
-        LayoutError: x cannot be read by rows without a copy, ``out`` overlaps another array, or scale_layout does not
-            fit ``out`` or a given scale.
-        ScaleError: scale, scale_ub, scale_format or eps do not go together.
-        DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
+        LayoutError: x cannot be read by rows without a copy, ``out`` overlaps another array, or scale_layout is
+            neither of the two, or does not fit ``out`` or a given scale.
+        ScaleError: scale, scale_ub, scale_format or eps do not go together, or one has a value that is not allowed.
+        DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
+            anything is launched or written.
 
     Examples:
         >>> import numpy as np, fp8core

@@ -118,7 +118,8 @@ class Quantized(_Pair[DataT_co, ArrayT_co]):
             stream: the stream to launch on, as for `fp8core.quantize`.
 
         Raises:
-            ScaleError, DTypeError, ShapeError, LayoutError, DeviceError: as for `fp8core.dequantize`.
+            ScaleError, DTypeError, ShapeError, LayoutError, DeviceError, UnsupportedProblemError: as for
+                `fp8core.dequantize`.
 
         Examples:
             >>> import numpy as np, fp8core

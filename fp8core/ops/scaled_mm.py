@@ -101,7 +101,8 @@ def scaled_mm(
         LayoutError: rows of a or columns of b are not contiguous, ``out`` overlaps another array, or beta is not 0
             without ``out``.
         ScaleError: the scales do not go together, or one is missing.
-        DeviceError: the arrays are on several devices. All errors are raised before anything is launched or written.
+        DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
+            anything is launched or written.
         UnsupportedProblemError: no kernel can run the call, for example e5m2 times e5m2.
 
     Examples:

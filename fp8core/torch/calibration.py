@@ -105,6 +105,7 @@ def calibrate(
         ScaleError: a layer's input was not finite; method, percentile or batches is not valid; or percentile is given
             for another method.
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
+        DTypeError: weight_dtype is not an FP8 format.
 
     Examples:
         >>> import torch, fp8core.torch

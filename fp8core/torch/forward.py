@@ -55,6 +55,10 @@ class ForwardLinear(FrozenLinear):
         Args:
             input: ``[..., k]`` of float32, float16 or bfloat16, or a `Quantized`, whose result has the dtype
                 `compute_dtype`, or autocast's.
+
+        Raises:
+            LayoutError: while torch.compile traces, inside of torch.vmap or of forward-mode derivatives.
+            Fp8Error: as for `fp8core.linear`.
         """
         if any_autocast():
             input = as_autocast(input)  # noqa: A001

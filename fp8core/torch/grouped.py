@@ -115,6 +115,7 @@ class GroupedLinear(Frozen):
         Raises:
             DTypeError: weight is no tensor of these dtypes.
             ShapeError: weight has not three axes.
+            Fp8Error: an option is refused, as by the class.
         """
         if not isinstance(weight, Tensor):
             raise DTypeError(f"weight needs a torch.Tensor, got {type(weight).__name__}")

@@ -30,6 +30,17 @@ def expected_dtype(given: Any) -> torch.dtype:
     return torch.get_default_dtype() if given is None else given
 
 
+def high_precision(given: Any) -> torch.dtype:
+    """Return a dtype that inputs and results of layers can have.
+
+    Raises:
+        DTypeError: it is no ``torch.dtype``, or another one.
+    """
+    if given not in CAST:
+        raise DTypeError(f"dtype needs one of float32, float16, bfloat16, as a torch.dtype, got {given!r}")
+    return given  # type: ignore[no-any-return]
+
+
 def as_autocast(x: T) -> T | Tensor:
     """Return the input of a linear layer, cast to autocast's dtype if autocast is on for the device of x."""
     dtype = _autocast(x, CAST)

@@ -16,7 +16,7 @@ from fp8core.problem import BLOCK_128, FORMATS
 from fp8core.torch.aligned import empty_codes
 from fp8core.torch.forward import ForwardLinear
 from fp8core.torch.frozen import without_values
-from fp8core.torch.input_dtypes import expected_dtype
+from fp8core.torch.input_dtypes import expected_dtype, high_precision
 
 
 class Linear(ForwardLinear):
@@ -130,6 +130,7 @@ class Linear(ForwardLinear):
         Raises:
             DTypeError: linear is no ``torch.nn.Linear``, or its weight has another dtype.
             ScaleError: input_scale is not a positive number in the range of float32, or the scheme is "block".
+            Fp8Error: another option is refused, as by the class.
         """
         if not isinstance(linear, nn.Linear):
             raise DTypeError(f"linear needs a torch.nn.Linear, got {type(linear).__name__}")
@@ -160,9 +161,13 @@ class Linear(ForwardLinear):
         return made
 
     def to_linear(self, dtype: torch.dtype | None = None) -> nn.Linear:
-        """Return ``torch.nn.Linear`` with the dequantized weight, in ``dtype`` or, by default, `compute_dtype`."""
+        """Return ``torch.nn.Linear`` with the dequantized weight, in ``dtype`` or, by default, `compute_dtype`.
+
+        Raises:
+            DTypeError: the dtype is not float32, float16 or bfloat16 of torch.
+        """
         bias: Tensor | None = self.bias
-        own = self.compute_dtype if dtype is None else dtype
+        own = high_precision(self.compute_dtype if dtype is None else dtype)
         made = nn.Linear(self.in_features, self.out_features, False, "meta", own)
         made.train(self.training)
         if self.weight.is_meta:

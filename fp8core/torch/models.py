@@ -10,10 +10,9 @@ from fp8core.checkpoint import schemes
 from fp8core.checkpoint.schemes import scheme_of, static_scale
 from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
-from fp8core.interop import dtype_name
-from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.grouped import GroupedLinear
+from fp8core.torch.input_dtypes import high_precision
 from fp8core.torch.layers import has_hooks, layers_of, not_finite, refused, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
@@ -72,8 +71,9 @@ def quantize_model_(
         CheckpointError: scheme or a regular expression is not valid, or a pattern matches no layer; or a weight to be
             quantized holds NaN or infinities. No layer has been replaced then.
         LayoutError: model is itself a linear layer, so that there is no parent to put a new layer into.
-        ScaleError: input_scales names a layer that is not to be quantized, or holds a scale that is not a positive
-            number. No layer has been replaced then.
+        ScaleError: input_scales names a layer that is not to be quantized, holds a scale that is not a positive
+            number, or is given with the scheme "block". No layer has been replaced then.
+        DTypeError: weight_dtype is not an FP8 format, or an option is not True or False.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -125,7 +125,8 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
         LayoutError: model is itself a `Linear`, so that there is no parent to put a new layer into; or a layer has
             hooks, which would be lost; or it holds `GroupedLinear`. No layer has been replaced then.
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
-        DTypeError: dtype, or that of a layer, is not float32, float16 or bfloat16. No layer has been replaced then.
+        DTypeError: dtype, or that of a layer, is not float32, float16 or bfloat16 of torch. No layer has been
+            replaced then.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -142,7 +143,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
         layer = places[0].layer
         if isinstance(layer, Linear):
             offloaded.refuse(name, layer)
-            dtype_name(layer.compute_dtype if dtype is None else dtype, "dtype", HIGH_PRECISION)
+            high_precision(layer.compute_dtype if dtype is None else dtype)
             if has_hooks(layer):
                 raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
     for name, places in found:
@@ -216,6 +217,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
 
     Raises:
         ShapeError: rows holds something else than whole numbers from 0 to 2**31 - 1.
+        DTypeError: dtype, or that of a layer, is not float32, float16 or bfloat16 of torch.
         DeviceError: a layer is on the meta device, such as a layer that accelerate has offloaded.
 
     Examples:
@@ -230,6 +232,6 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
             if isinstance(layer, Linear):
                 if layer.weight.is_meta:
                     raise DeviceError(f"model needs its weights in memory, got {name or 'a layer'} on the meta device")
-                own = layer.compute_dtype if dtype is None else dtype
+                own = high_precision(layer.compute_dtype if dtype is None else dtype)
                 for m in sizes:
                     layer(torch.zeros(m, layer.in_features, dtype=own, device=layer.weight.device))

@@ -7,6 +7,7 @@ from fp8core import timing
 from fp8core.core.checks import is_one_of, whole_numbers
 from fp8core.core.explaining import ArraySpec
 from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
+from fp8core.interop import dtype_name
 from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
@@ -14,7 +15,17 @@ from fp8core.ops.linear import linear
 from fp8core.ops.linear_scratch import ROW_ALIGNMENT
 from fp8core.ops.quantized import Quantized
 from fp8core.ops.targets import target_of
-from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, ScaledMm, Target, native_e4m3
+from fp8core.problem import (
+    BLOCK_128,
+    GROUP_128,
+    HIGH_PRECISION,
+    PER_TENSOR,
+    PER_TOKEN,
+    GroupShape,
+    ScaledMm,
+    Target,
+    native_e4m3,
+)
 from fp8core.tuning.measuring import Stopwatch, product_of, refuse_captures, timed
 from fp8core.tuning.values import Tuning
 
@@ -57,8 +68,10 @@ def tune_shapes(
     Raises:
         ShapeError: a shape does not have three positive numbers.
         ScaleError: the scheme is not one of these.
+        DTypeError: the dtype is not one of these.
+        DeviceError: there is no such device.
         TuningError: CuPy's current stream is being captured into a graph.
-        UnsupportedProblemError: there is no such GPU in this machine, or no kernel can run a product.
+        UnsupportedProblemError: the device is not a GPU of this machine, or no kernel can run a product.
 
     Examples:
         >>> import fp8core
@@ -99,12 +112,13 @@ def layer_call(
     Raises:
         ShapeError: the shape does not have three positive numbers.
         ScaleError: the scheme is not one of `SCHEMES`.
+        DTypeError: the dtype is not float32, float16 or bfloat16.
     """
     extents = whole_numbers(shape)
     if extents is None or len(extents) != 3 or min(extents) < 1:
         raise _no_triples(shape)
-    if not is_one_of(scheme, SCHEMES):
-        raise ScaleError(f"scheme needs one of {', '.join(SCHEMES)}, got {scheme!r}")
+    check_scheme(scheme)
+    dtype_name(dtype, "dtype", HIGH_PRECISION)
     m, n, k = extents
     target = target_of(device, "device")
     of_x, of_weight = SCHEMES[scheme]
@@ -127,6 +141,16 @@ def layer_product(
     call = layer_call(shape, scheme, dtype, **options)
     asked = explain(linear, *call.arguments, target=call.target, **call.keywords)
     return product_of(asked.problem)._replace(prefetch_weight=True)
+
+
+def check_scheme(scheme: object) -> None:
+    """Refuse a scheme that is not one of `SCHEMES`.
+
+    Raises:
+        ScaleError: it is not.
+    """
+    if not is_one_of(scheme, SCHEMES):
+        raise ScaleError(f"scheme needs one of {', '.join(SCHEMES)}, got {scheme!r}")
 
 
 def _no_triples(got: object) -> ShapeError:

@@ -87,9 +87,10 @@ class Tuning:
     """
 
     machine: Machine
+    """Everything besides the call that times depend on: GPU, driver, BLAS library, fp8core and its kernels."""
     chosen: Timed
-    """The kernel and algorithm that such calls run from now on; the time is infinite if no candidate was timed
-    fully."""
+    """The kernel, and the number of its algorithm, that such calls run from now on, and ``us``, the microseconds of a
+    call; these are infinite if no candidate was timed fully."""
     timed: tuple[Timed, ...]
     """All candidates that were timed fully, in the order of preference without tuning."""
     _problem: ScaledMm

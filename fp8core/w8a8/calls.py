@@ -149,7 +149,8 @@ def cutlass_w8a8_scaled_mm(
         An array of shape output_shape and dtype out_dtype, in the framework of qinput.
 
     Raises:
-        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.scaled_mm`.
+        ShapeError, DTypeError, LayoutError, ScaleError, DeviceError, UnsupportedProblemError: as for
+            `fp8core.scaled_mm`.
 
     Examples:
         >>> import numpy as np, fp8core
@@ -290,7 +291,8 @@ class Fp8LinearOp:
             ``[..., n]`` of the result's dtype, in the framework of the input.
 
         Raises:
-            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError: as for `fp8core.linear`.
+            ShapeError, DTypeError, LayoutError, ScaleError, DeviceError, UnsupportedProblemError: as for
+                `fp8core.linear`.
         """
         own, _ = interop.declared(input, ANY_INPUT)
         per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic

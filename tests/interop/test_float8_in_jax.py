@@ -12,6 +12,7 @@ jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402 - after the skip
 
+from fp8core.errors import LayoutError  # noqa: E402
 from fp8core.interop import jax_arrays  # noqa: E402
 from fp8core.interop.float8 import DTYPES, Float8Array  # noqa: E402
 from fp8core.runtime import device  # noqa: E402
@@ -23,6 +24,15 @@ def same(got, q):
     assert isinstance(got, jax.Array)
     assert (got.dtype.name, got.shape) == (q.dtype, q.shape)
     np.testing.assert_array_equal(np.asarray(got).view(np.uint8), q.view("uint8"))
+
+
+def test_codes_without_memory_are_refused():
+    deleted = jnp.zeros(3, jnp.uint8)
+    deleted.delete()
+    with pytest.raises(LayoutError, match="codes needs memory of its own, got one that was deleted or donated"):
+        Float8Array(deleted, "float8_e4m3fn")
+    with pytest.raises(LayoutError, match="codes needs memory of its own, got a tracer"):
+        jax.jit(lambda x: Float8Array(x, "float8_e4m3fn"))(jnp.zeros(3, jnp.uint8))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

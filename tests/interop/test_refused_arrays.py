@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core import interop
+from fp8core import Float8Array, interop
 from fp8core.errors import DeviceError, DTypeError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.problem import ITEMSIZE
@@ -30,6 +30,8 @@ def test_tensors_without_plain_memory_are_refused_by_name():
     ):
         with warnings.catch_warnings(action="ignore"), pytest.raises(LayoutError, match=message):
             interop.view(x, "weight")
+    with pytest.raises(LayoutError, match="codes needs memory of its own, got a FakeTensor"):
+        Float8Array(fake.byte(), "float8_e4m3fn")
     with pytest.raises(DeviceError, match="weight needs memory of a CUDA or ROCm device or the CPU, got meta"):
         interop.view(torch.ones(3, 4, device="meta"), "weight")
 

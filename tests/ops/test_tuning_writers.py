@@ -14,7 +14,7 @@ import pytest
 import fp8core
 from fp8core import tuning
 from fp8core.core.explaining import ArraySpec
-from fp8core.errors import Fp8Error, ScaleError, ShapeError, TuningError, UnsupportedProblemError
+from fp8core.errors import DTypeError, Fp8Error, ScaleError, ShapeError, TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import BLOCK_128, GROUP_128
 from fp8core.runtime import device
@@ -206,6 +206,12 @@ def test_extents_may_be_numbers_of_numpy():
 def test_another_scheme_is_refused(scheme):
     with pytest.raises(ScaleError, match="scheme needs one of channel, tensor, block, got "):
         tune_shapes([(1, 16, 16)], scheme=scheme)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "uint8", "float64", None])
+def test_another_dtype_is_refused(dtype):
+    with pytest.raises(DTypeError, match=r"^dtype needs one of float32, float16, bfloat16, .*, got "):
+        tune_shapes([(1, 16, 16)], dtype=dtype)
 
 
 def test_without_a_gpu_there_is_nothing_to_choose_from(monkeypatch):

@@ -12,7 +12,7 @@ from fp8core.checkpoint import quantize_checkpoint, tune_checkpoint
 from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 from fp8core.checkpoint.tuning import products_of
 from fp8core.cli import terminal, tune
-from fp8core.errors import CheckpointError, ShapeError
+from fp8core.errors import CheckpointError, ScaleError, ShapeError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.tuning import load_tunings, measuring, shapes
 from fp8core.tuning.files import load_named
@@ -184,6 +184,15 @@ def test_layers_are_those_that_are_quantized_and_then_those_that_were(tmp_path, 
     assert {layer.scheme for layer in wide} == {scheme}
     quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", scheme=scheme)
     assert layers_of(tmp_path / "out.safetensors") == wide
+
+
+@pytest.mark.parametrize("scheme", ["static", "mxfp8", "rows", None])
+def test_a_scheme_that_products_lack_is_refused(tmp_path, scheme):
+    write(tmp_path / "in.safetensors", model())
+    quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "fp8.safetensors")
+    for name in ("in", "fp8"):
+        with pytest.raises(ScaleError, match="scheme needs one of channel, tensor, block, got "):
+            tune_checkpoint(tmp_path / f"{name}.safetensors", scheme=scheme)
 
 
 def test_layers_of_other_makes_and_of_none(tmp_path):

@@ -216,13 +216,21 @@ def test_the_way_back_loses_no_hooks():
     assert dequantize_model_(made) == ("0", "1")
 
 
-@pytest.mark.parametrize(("dtype", "got"), [(None, "float64"), (torch.int8, "int8"), (torch.float8_e4m3fn, "float8")])
+@pytest.mark.parametrize(
+    ("dtype", "got"),
+    [(None, "float64"), (torch.int8, "int8"), (torch.float8_e4m3fn, "float8"), ("bfloat16", "'bfloat16'")],
+)
 def test_the_way_back_is_refused_before_anything_is_replaced(dtype, got):
     made = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
     quantize_model_(made)
     made[1].double()
-    with pytest.raises(DTypeError, match=f"dtype needs one of float32, float16, bfloat16.* got .*{got}"):
+    refused = f"dtype needs one of float32, float16, bfloat16, as a torch.dtype, got .*{got}"
+    with pytest.raises(DTypeError, match=refused):
         dequantize_model_(made, dtype)
+    with pytest.raises(DTypeError, match=refused):
+        made[1].to_linear(dtype)
+    with pytest.raises(DTypeError, match=refused):
+        warm_up(made, dtype=dtype)
     assert isinstance(made[0], Linear)
     assert dequantize_model_(made, torch.float32) == ("0", "1")
 
