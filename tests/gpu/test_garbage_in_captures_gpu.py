@@ -5,7 +5,7 @@ import gc
 import pytest
 
 import fp8core
-from fp8core.runtime import device
+from support.captures import cupy  # noqa: F401
 
 pytestmark = pytest.mark.gpu
 
@@ -15,14 +15,6 @@ class Cycle:
 
     def __init__(self, *things):
         self.things, self.itself = things, self
-
-
-@pytest.fixture
-def cupy():
-    module = device.cupy()
-    if device.platform() == "hip":
-        pytest.skip("CuPy does not capture on ROCm")
-    return module
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from fp8core.interop import order_after, order_before
 from fp8core.interop.float8 import Float8Array
 from fp8core.runtime import capture, device, graph_memory, streams
 from fp8core.runtime.releases import releases
+from support.captures import cupy  # noqa: F401
 from support.gpu_arrays import torch  # noqa: F401
 
 pytestmark = pytest.mark.gpu
@@ -25,14 +26,6 @@ extern "C" __global__ void pass(const unsigned char* x, unsigned char* y, int ad
     y[i] = x[i] + add;
 }
 """
-
-
-@pytest.fixture
-def cupy():
-    module = device.cupy()
-    if device.platform() == "hip":
-        pytest.skip("CuPy does not capture on ROCm")
-    return module
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A fixture that pretends that streams are captured."""
+"""Fixtures: CuPy that captures streams, and a pretence that streams are captured."""
 
 import pytest
 
@@ -12,3 +12,12 @@ def captures(monkeypatch):
     monkeypatch.setattr(device, "capturing", lambda stream: stream in found)
     monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(found[stream], 0) if stream in found else None)
     return found
+
+
+@pytest.fixture
+def cupy():
+    """Return CuPy, or skip the test where it does not capture."""
+    module = device.cupy()
+    if device.platform() == "hip":
+        pytest.skip("CuPy does not capture on ROCm")
+    return module
