@@ -8,8 +8,7 @@ multiple of the fastest one's.
 
 import argparse
 import json
-from collections.abc import Iterator
-from itertools import product
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -59,14 +58,20 @@ def main() -> None:
     """Print the mean and the worst of the products of each file and mode."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("files", nargs="+", type=Path)
-    for file, mode in product(parser.parse_args().files, MODES):
-        some = [one for one in judged(file) if one.record["mode"] == mode]
-        if not some:
-            continue
-        worst = max(some, key=lambda one: one.loss)
-        r, average = worst.record, mean(one.loss for one in some)
-        where = f"{r['model']}, {r['tokens']} tokens, {r['n']}x{r['k']}, {worst.tile}"
-        print(f"{file.stem}: {len(some)} {mode}, mean {average:.4f}, worst {worst.loss:.3f} ({where})")
+    for file in parser.parse_args().files:
+        found = list(judged(file))
+        for mode in MODES:
+            some = [one for one in found if one.record["mode"] == mode]
+            if some:
+                print(f"{file.stem}: {summary(mode, some)}")
+
+
+def summary(mode: str, some: Sequence[Judged]) -> str:
+    """Return the mean and the worst of the products of a mode."""
+    worst = max(some, key=lambda one: one.loss)
+    r, average = worst.record, mean(one.loss for one in some)
+    where = f"{r['model']}, {r['tokens']} tokens, {r['n']}x{r['k']}, {worst.tile}"
+    return f"{len(some)} {mode}, mean {average:.4f}, worst {worst.loss:.3f} ({where})"
 
 
 if __name__ == "__main__":

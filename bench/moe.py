@@ -21,8 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fp8core
-from bench import baselines, grouped, log
-from bench.grouped_cases import MODELS, TOKENS
+from bench import baselines, grouped, grouped_cases, log
 from bench.labels import MOE, OPERATIONS
 from bench.needs import require_gpu
 from bench.roofline import Roofline
@@ -44,9 +43,9 @@ class Model(NamedTuple):
 
 MODELS: Final = {
     name.removesuffix("/8"): Model(model.experts * model.share, model.each, model.shapes[0][1])
-    for name, model in MODELS.items()
+    for name, model in grouped_cases.MODELS.items()
 }
-"""Those of `bench.grouped`, whole."""
+"""Those of `bench.grouped_cases`, whole."""
 
 
 class Case(NamedTuple):
@@ -218,7 +217,7 @@ def main() -> None:
     parser.add_argument("--baselines", type=Path, help="a folder with SGLang's library")
     log.options(parser)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS))
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(grouped_cases.TOKENS))
     chosen = parser.parse_args()
     require_gpu(parser)
     loaded = baselines.load(chosen.baselines)
