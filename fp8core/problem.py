@@ -268,6 +268,8 @@ class ScaledMm(NamedTuple):
     out_alignment: int = 1
     """Like `alignment`, in bytes, but only for out and its rows; `alignment` holds for them, too, so the larger one
     counts."""
+    scale_a_alignment: int = 1
+    """Like `vectors_alignment`, but only for scale_a, which TMA may load; the larger one of both counts, likewise."""
     activation: Activation = ""
     beta: float = 0.0
     """The factor of the values of out before the call, which are added; with 0 they are not read."""

@@ -80,6 +80,11 @@ def copies_of(target: Target, weight_bytes: int) -> int:
     return max(2, min(MOST_WEIGHTS * cold // COLD_BYTES, -(-cold // weight_bytes)))
 
 
+def _offset(alignment: int, itemsize: int = 1) -> int:
+    """Return the bytes from a multiple of 16 to elements that are aligned so, and no better; 0 from 16 on."""
+    return 0 if alignment % 16 == 0 else max(alignment, itemsize)
+
+
 class Operands:
     """Device memory for a problem: random codes, scales of 1, and enough weights to keep them cold."""
 
@@ -87,16 +92,16 @@ class Operands:
         codes = random.Random(0).randbytes(_PATTERN_BYTES).translate(_FINITE)
         ones = struct.pack("<f", 1.0) * (_PATTERN_BYTES // 4)
         blocks = -(-p.k // BLOCK)
-        near_vectors = p.vectors_alignment % 16
-        near_codes, near_out = (max(p.alignment, own) % 16 for own in (p.codes_alignment, p.out_alignment))
-        near_out = near_out and max(near_out, ITEMSIZE[p.out])
-        near_floats = near_vectors and max(near_vectors, 4)
+        near_codes = _offset(max(p.alignment, p.codes_alignment))
+        near_out = _offset(max(p.alignment, p.out_alignment), ITEMSIZE[p.out])
+        near_vectors, near_floats = _offset(p.vectors_alignment), _offset(p.vectors_alignment, 4)
+        near_scale_a = _offset(max(p.vectors_alignment, p.scale_a_alignment), 4)
         self._memory: list[Any] = []
 
-        def scales(rows: int, strides: tuple[int, int]) -> int:
+        def scales(rows: int, strides: tuple[int, int], near: int) -> int:
             begin, end = bytes_reached((rows, blocks), strides, "float32")
             before = round_up(-begin, 256)  # scales in reverse order lie before the first
-            return self._area(before + end, ones, near_floats) + before
+            return self._area(before + end, ones, near) + before
 
         weight_bytes = -(-p.n * p.ldb // 256) * 256
         copies = copies_of(p.target, weight_bytes)
@@ -104,8 +109,8 @@ class Operands:
         self.weights = range(first, first + weight_bytes * copies, weight_bytes)
         self._a = self._area((p.m - 1) * p.lda + max(p.k, p.lda), codes, near_codes)  # rows may overlap
         self._vectors = (
-            scales(p.m, p.scale_a_strides),
-            scales(p.n, p.scale_b_strides),
+            scales(p.m, p.scale_a_strides, near_scale_a),
+            scales(p.n, p.scale_b_strides, near_floats),
             self._area(p.n * ITEMSIZE[p.bias], bytes(_PATTERN_BYTES), near_vectors) if p.bias else 0,
         )
         self._results = (

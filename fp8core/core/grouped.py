@@ -29,9 +29,9 @@ class GroupedProduct(NamedTuple):
         product, strides = self.product, (self.weight_stride, self.scale_stride, self.bias_stride)
         problem = product.problem(use_fast_accum, False, out)
         bias_bytes = self.bias_stride * ITEMSIZE[product.bias.dtype] if product.bias is not None else 0
+        scale_bytes = self.scale_stride * ITEMSIZE[product.scale_b.dtype]
         codes = specs.alignment(problem.codes_alignment, self.weight_stride)
-        # Only what TMA loads needs more than words, which are scales of a.
-        vectors = specs.alignment(problem.vectors_alignment, *((bias_bytes,) if bias_bytes % 4 else ()))
+        vectors = specs.alignment(problem.vectors_alignment, scale_bytes, bias_bytes)
         alignment = min(codes, problem.out_alignment)
         one = problem._replace(alignment=alignment, codes_alignment=codes, vectors_alignment=vectors)
         return GroupedMm(self.groups, one, *strides)

@@ -72,6 +72,7 @@ class Product(NamedTuple):
             scale_dtype=self.scale_a.dtype,
             codes_alignment=codes_alignment,
             out_alignment=out_alignment,
+            scale_a_alignment=specs.alignment(self.scale_a.alignment),
         )
 
 

@@ -132,7 +132,7 @@ def test_finished_leaves_the_last_rows_to_the_decode_kernel(stub, kernels, monke
     assert arguments[:7] == (SCALE_A, arguments[1], strides[1], strides[0], 32, head, head)
     assert (said["A"], said["B"], said["D"], said["bias"]) == tuple(map(str, (B, A, OUT, BIAS)))
     ((rest, given),) = finished
-    assert rest == p._replace(m=m % 4, vectors_alignment=4)
+    assert rest == p._replace(m=m % 4, vectors_alignment=4, scale_a_alignment=4)
     places = (A + head * 4112, B, SCALE_A + 4 * head * strides[0], SCALE_B, BIAS, OUT + head * 272 * 2)
     assert given == (STREAM, *places, 0, 0, 0)
 

@@ -66,6 +66,19 @@ def test_a_map_of_scales_needs_rows_in_ascending_order(strides, mapped):
     assert tiled.loads_scale_tiles(asked) == mapped
 
 
+@pytest.mark.parametrize(
+    ("alignments", "mapped"),
+    [((16, 1), True), ((4, 16), True), ((4, 8), False), ((4, 4), False)],
+    ids=["all", "that of a alone", "8 bytes", "words"],
+)
+def test_a_map_of_scales_needs_their_own_address_aligned(alignments, mapped):
+    """That of the weight's scales, of which a slice may begin anywhere, does not matter."""
+    vectors, own = alignments
+    asked = problem(400, 512, 1024, scale_a="group", scale_b="block", scale_a_strides=(1, 400))
+    asked = asked._replace(vectors_alignment=vectors, scale_a_alignment=own)
+    assert tiled.loads_scale_tiles(asked) == mapped
+
+
 def test_a_destructor_amid_the_making_of_maps_may_make_others():
     """A collection of garbage may begin anywhere, and end in a call of the library."""
     found = []

@@ -133,6 +133,13 @@ def test_scales_in_any_order_lie_in_memory_of_their_own(memory, of_a, of_b):
         assert memory(min(reached), max(reached) + 4)
 
 
+@pytest.mark.parametrize(("vectors", "own", "of_a"), [(16, 1, 0), (4, 1, 4), (4, 8, 8), (4, 16, 0), (8, 4, 8)])
+def test_scales_of_a_may_be_better_aligned_than_the_other_vectors(memory, vectors, own, of_a):
+    p = problem(m=96, k=512, scale_a="group", scale_b="block", lda=512, ldb=512, vectors_alignment=vectors)
+    scale_a, scale_b, _ = timing.Operands(p._replace(scale_a_alignment=own), 0)._vectors
+    assert (scale_a % 256, scale_b % 256) == (of_a, vectors % 16)
+
+
 @pytest.mark.parametrize("valid", [True, False])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interrupted_capture_ends(fake, error, valid):

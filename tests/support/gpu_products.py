@@ -71,12 +71,14 @@ def case(
     ldo=None,
     layout="k",
     offset=0,
+    offset_a=None,
     negative=False,
     seed=0,
 ):
     """Return a problem with operands on device 0; ``layout`` is that of 1x128 scales of a.
 
-    ``offset`` is the number of elements by which scales and bias are shifted in memory.
+    ``offset`` is the number of elements by which scales and bias are shifted in memory; ``offset_a``, if given, is that
+    of the scales of a.
     """
     rng = np.random.default_rng(seed)
     a, b = a or e4m3(), b or e4m3()
@@ -84,7 +86,7 @@ def case(
     made = SimpleNamespace(offset=offset)
     made.a, made.b = codes(rng, m, k, lda, a), codes(rng, n, k, ldb, b)
 
-    def scales(rows, cols, turned=False):
+    def scales(rows, cols, turned=False, offset=offset):
         values = rng.uniform(0.5, 1.5, (rows, cols)).astype(np.float32) * (-0.01 if negative else 0.01)
         store = cp.zeros(values.size + offset, cp.float32)[offset:]
         matrix = store.reshape(cols, rows).T if turned else store.reshape(rows, cols)
@@ -92,7 +94,7 @@ def case(
         return matrix
 
     shapes = {"tensor": (1, 1), "row": (m, 1), "group": (m, blocks(k))}
-    made.scale_a = scales(*shapes[mode_a], turned=layout == "mn")
+    made.scale_a = scales(*shapes[mode_a], turned=layout == "mn", offset=offset if offset_a is None else offset_a)
     shapes = {"tensor": (1, 1), "row": (n, 1), "group": (n, blocks(k)), "block": (blocks(n), blocks(k))}
     made.scale_b = scales(*shapes[mode_b], turned=mode_b == "group")
     sizes = {"tensor": (m, k), "row": (1, k), "group": (1, 128)}
@@ -140,6 +142,7 @@ def case(
         ldo=ldo,
         alignment=alignment(addresses),
         vectors_alignment=alignment(vectors),
+        scale_a_alignment=alignment(vectors[:1]),
     )
     return made
 

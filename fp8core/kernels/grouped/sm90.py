@@ -110,10 +110,11 @@ def shares_a(p: GroupedMm, tile: Tile) -> bool:
     """Return whether pairs of blocks multicast the rows of a to each other, for tiles side by side.
 
     Tiles at the edges of groups take less time than others, so that blocks do not read the same rows at the same time;
-    the longer k is, the farther apart they are, and the more L2 has to read for them.
+    the longer k is, the farther apart they are, and the more L2 has to read for them. Sharing
+    gains where most groups fill a tile of 128 rows.
     """
     one = p.product
-    filled = one.m > p.groups * 2 * 64
+    filled = one.m > p.groups * 128
     return tile.groups > 1 and one.k >= LONG_K and filled and ceil_div(one.n, tile.columns) % 2 == 0
 
 

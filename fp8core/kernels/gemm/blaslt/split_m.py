@@ -18,7 +18,7 @@ def first_rows(p: ScaledMm) -> Product:
 def last_rows(p: ScaledMm) -> ScaledMm:
     """Return the problem of the other rows; its vectors have any alignment, or have been copied."""
     prefetch = p.prefetch_weight and not moved_bias(p)
-    return p._replace(m=p.m % FOUR, vectors_alignment=4, prefetch_weight=prefetch)
+    return p._replace(m=p.m % FOUR, vectors_alignment=4, scale_a_alignment=4, prefetch_weight=prefetch)
 
 
 def plan_split_m(p: ScaledMm) -> Matmul:

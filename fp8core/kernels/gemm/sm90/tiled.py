@@ -93,8 +93,9 @@ enough if stores wait longer (`Layout.of`)."""
 def loads_scale_tiles(problem: ScaledMm) -> bool:
     """Return whether TMA can load 1x128 scales of a: those of neighbouring rows are adjacent in memory, and aligned."""
     rows, k_blocks = problem.scale_a_strides
-    neighbours = rows == 1 and k_blocks >= 0 and k_blocks % 4 == 0 and problem.vectors_alignment % 16 == 0
-    return scales_of(problem) == "block" and neighbours
+    neighbours = rows == 1 and k_blocks >= 0 and k_blocks % 4 == 0
+    aligned = max(problem.vectors_alignment, problem.scale_a_alignment) % 16 == 0
+    return scales_of(problem) == "block" and neighbours and aligned
 
 
 def launch_cluster(problem: ScaledMm, tile: Tile) -> int:
