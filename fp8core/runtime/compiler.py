@@ -14,8 +14,6 @@ from fp8core.runtime import device, kernel_cache
 Module = Any
 """A ``cupy.cuda.Module``, which unloads its functions when it is freed."""
 
-_OPT_IN_ABOVE: Final = 48 * 1024
-"""The shared memory, in bytes, that a block may use on CUDA; a function that needs more has to opt in."""
 _ALLOWING: Final = threading.RLock()  # re-entrant, as are the locks of modules: garbage collection may take it again
 _APPENDED: Final = "HIPRTC_COMPILE_OPTIONS_APPEND"
 """The environment variable by which hipRTC compiles with further options."""
@@ -167,7 +165,8 @@ def function(module: Module, entry: str, shared_bytes: int = 0, *, all_shared: b
     driver = device.cupy().cuda.driver
     try:
         address = int(module.get_function(entry).ptr)
-        if shared_bytes > _OPT_IN_ABOVE and device.platform() == "cuda":
+        if shared_bytes and device.platform() == "cuda":
+            # Until a function is told otherwise, its blocks have 48 KB, less what the function declares.
             most = driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             with _ALLOWING:  # a plan that needs less must not lower the limit of one that needs more
                 if driver.funcGetAttribute(most, address) < shared_bytes:

@@ -26,8 +26,6 @@ ALIGNMENT: Final = 64
 ADDRESS: Final = ctypes.c_void_p.from_param
 """Converts an address, once, to an object that `ctypes` passes as it is."""
 
-NOT_CALLED: Final = -1
-"""Used instead of a status: the driver was not called, as the launch breaks a rule that is known here."""
 NOT_CAPTURED: Final = -2
 """Used instead of a status: a cooperative launch on a captured stream, which not every ROCm release can record."""
 TOO_LARGE: Final = (720, 912, NOT_CAPTURED)
@@ -176,15 +174,12 @@ class HipBound(Bound):
         return configuration, ADDRESS(self.function), ADDRESS(pointers)
 
     def _start(self, configuration: "memoryview[int]", kernel: object, parameters: object) -> int:
-        """Launch, and return the driver's status; raise LaunchError if the launch breaks a rule of HIP known here."""
-        stream, grid = configuration[STREAM], self._grid
-        if any(count * threads > limits.HIP_THREADS for count, threads in zip(grid, self._block, strict=False)):
-            reason = f"HIP needs at most {limits.HIP_THREADS} threads along each axis, got blocks of {self._block[:3]}"
-            raise self._refused(reason, NOT_CALLED)
+        """Launch, and return the driver's status; raise LaunchError for a cooperative grid on a captured stream."""
+        stream = configuration[STREAM]
         if self._cooperative and device.capturing(stream):
             raise self._refused("HIP needs a stream that is not captured for it", NOT_CAPTURED)
         where = ADDRESS(device.driver_stream(stream))
-        status = self._drivers(kernel, *grid, *self._block, where, parameters, *self._after)
+        status = self._drivers(kernel, *self._grid, *self._block, where, parameters, *self._after)
         if status:
             device.clear_error()
         return status
@@ -220,7 +215,11 @@ class Launcher:
 
         The other arguments are the addresses and byte strings, in their order. Half of the host time of a launch with
         many arguments would otherwise go into packing arguments that never change.
+
+        Raises:
+            UnsupportedProblemError: no launch can have so many blocks.
         """
+        limits.check_grid(self.target, self.entry, grid, self.block[0])
         varying = [i for i, item in enumerate(self.items) if item[-1] in args.VARYING]
         return BOUND[self.target.platform](self, varying, grid, numbers).launch
 

@@ -218,7 +218,7 @@ def test_waves_share_k_and_fill_the_device(target):
 
 @pytest.mark.parametrize(("platform", "able"), [("hip", False), ("cuda", True)])
 def test_hip_counts_the_threads_of_a_grid_and_cuda_its_blocks(platform, able):
-    """A product whose grid HIP would refuse at its launch: 2**24 blocks of 256 threads are 2**32 of them."""
+    """A product whose grid HIP cannot have: 2**24 blocks of 256 threads are 2**32 of them."""
     target = on(0x942)._replace(platform=platform, arch=0x942 if platform == "hip" else 90)
     large = example_product(target, m=1 << 19, n=1 << 19)._replace(batch_invariant=True)
     assert (GENERIC_MMA.refusal(large) is None) is able

@@ -41,8 +41,9 @@ def test_no_kernel_takes_extents_past_which_it_cannot_count(target, extent):
     sizes = {"m": 1, "n": 16, "k": 16, extent: MOST_COUNTED}
     counted = example_product(target, "row", "row", **sizes)
     past = example_product(target, "row", "row", **sizes | {extent: MOST_COUNTED + 16})
-    able = [row for row in SCALED_MM.kernels if row.refusal(counted) is None]
-    assert able
+    reasons = {row: row.refusal(counted) for row in SCALED_MM.kernels}
+    able = [row for row, reason in reasons.items() if reason is None or isinstance(reason, Unknown)]
+    assert SCALED_MM.choice(counted) is not None
     for row in able:
         assert f"needs m, n and k of at most {MOST_COUNTED}, got m={past.m}" in row.refusal(past), row.name
     assert SCALED_MM.choice(past) is None

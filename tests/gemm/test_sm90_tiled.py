@@ -69,6 +69,17 @@ def test_odd_results_take_longer_in_tiles_whose_pieces_are_narrow(shape, measure
     assert all(found[tile] > 1.1 * wide for tile in ("128x96", "128x160", "128x144"))
 
 
+@pytest.mark.parametrize(("out", "n"), [("bfloat16", 1 << 30), ("float32", 1 << 29)])
+def test_threads_store_a_result_whose_columns_tma_cannot_count_in_bytes(out, n):
+    """Its coordinates have 32 bits and a sign: it drops what a negative one asks it to store."""
+    made = []
+    for columns in (n - 8, n):
+        asked = scaled(17, columns, 16, CHANNEL, out=out)
+        tile = tiled_choice.fastest(asked)
+        made.append(tiled.constants(asked, tile, tiled.Layout.of(asked, tile), scale_tiles=False)["FP8_STORE_TILES"])
+    assert made == [1, 0]
+
+
 @pytest.mark.parametrize("tile", tiled_cost.TILES)
 def test_tiles_cover_the_result(tile):
     for m, n in ((1, 1), (128, 192), (129, 193), (1000, 7168)):

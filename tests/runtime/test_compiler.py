@@ -270,7 +270,7 @@ def test_the_compilers_version_is_known():
 
 
 class Driver:
-    """A driver that keeps what functions are told."""
+    """A driver that keeps what functions are told, which have 48 KB of shared memory, 1 KB of it declared."""
 
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
     CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT = 9
@@ -279,7 +279,7 @@ class Driver:
         self.told = {}
 
     def funcGetAttribute(self, attribute, address):
-        return self.told.get((address, attribute), 0)
+        return self.told.get((address, attribute), 47 << 10)
 
     def funcSetAttribute(self, address, attribute, value):
         self.told[address, attribute] = value
@@ -289,7 +289,8 @@ class Driver:
     ("platform", "shared_bytes", "all_shared", "told"),
     [
         ("cuda", 0, False, {}),
-        ("cuda", 48 << 10, False, {}),
+        ("cuda", 47 << 10, False, {}),
+        ("cuda", 48 << 10, False, {8: 48 << 10}),
         ("cuda", 200 << 10, False, {8: 200 << 10}),
         ("cuda", 0, True, {9: 100}),
         ("cuda", 200 << 10, True, {8: 200 << 10, 9: 100}),

@@ -23,7 +23,15 @@ from fp8core.kernels.gemm.blaslt.pad_m import MOST_COPIED, MOST_PADDED, copied_h
 from fp8core.kernels.gemm.blaslt.relayout import plan_relayout
 from fp8core.kernels.gemm.blaslt.split_m import first_rows, last_rows, plan_split_m
 from fp8core.kernels.gemm.fallback_cost import Estimate
-from fp8core.kernels.gemm.requirements import AMD_FORMATS, FLOAT32_SCALES, NOT_BOTH_E5M2, OCP, ROW_SCALES, TENSOR_CORES
+from fp8core.kernels.gemm.requirements import (
+    AMD_FORMATS,
+    COUNTABLE,
+    FLOAT32_SCALES,
+    NOT_BOTH_E5M2,
+    OCP,
+    ROW_SCALES,
+    TENSOR_CORES,
+)
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.requirements import CUDA, HIP, aligned, supports
 from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
@@ -192,7 +200,7 @@ AMD_ROW_RESULT: Final = Requirement(
     lambda p: p.scale_a != "row" or p.out == "bfloat16", "hipBLASLt gives bfloat16 with scales per row, got {p.out}"
 )
 
-_ANY: Final = (NOT_BOTH_E5M2, FLOAT32_SCALES, ANY_BATCH, aligned(16), DIVISIBLE)
+_ANY: Final = (NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE, ANY_BATCH, aligned(16), DIVISIBLE)
 _CUDA: Final = (CUDA, TENSOR_CORES, OCP_NAMES, *_ANY)
 _HIP: Final = (HIP, TENSOR_CORES, AMD_FORMATS, *_ANY)
 _LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS, HAS_ACTIVATION)

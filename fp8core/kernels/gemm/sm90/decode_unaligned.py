@@ -264,6 +264,11 @@ SOME_LAYOUT: Final = Requirement(
     f"needs at most {decode_wide_config.MOST_ROWS} rows, batch_invariant, or a weight so small that there are"
     " multiprocessors for every panel of 64 rows, got m={p.m} n={p.n} k={p.k}",
 )
+COPYABLE: Final = Requirement(
+    lambda p: (MOST_ROWS if p.batch_invariant else p.m) * round_up(p.k, ALIGNMENT) < ALIGNMENT << 31,
+    "needs a of less than 2**35 codes (with batch_invariant, in each 64 rows), as it counts the 16-byte words of its"
+    " copy in 32 bits, got m={p.m} k={p.k}",
+)
 ONE_LAUNCH_AMAX: Final = Requirement(
     lambda p: p.m <= MOST_ROWS or not (p.amax and p.batch_invariant),
     "takes no amax with more than one launch, got m={p.m} and batch_invariant",
@@ -280,6 +285,7 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         OCP_RESULT,
         SOME_K,
         COUNTABLE,
+        COPYABLE,
         SOME_LAYOUT,
         ONE_LAUNCH_AMAX,
         WHOLE_ELEMENTS,

@@ -213,9 +213,12 @@ def staged_piece(tile: Tile, itemsize: int) -> int:
 
 
 def stores_tiles(problem: ScaledMm) -> bool:
-    """Return whether TMA can store the result: its address and its rows are aligned."""
-    at = max(problem.alignment, problem.out_alignment)
-    return at % PIECE == 0 and problem.ldo * ITEMSIZE[problem.out] % PIECE == 0
+    """Return whether TMA can store the result: its address and its rows are aligned, and its columns counted in bytes.
+
+    (The coordinates of TMA are 32-bit numbers with a sign: stores from a negative one on are dropped.)
+    """
+    at, item = max(problem.alignment, problem.out_alignment), ITEMSIZE[problem.out]
+    return at % PIECE == 0 and problem.ldo * item % PIECE == 0 and problem.n * item < 1 << 31
 
 
 def tiles(problem: ScaledMm) -> tuple[Tile, ...]:
