@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -195,12 +196,13 @@ class Planned:
         return Work(source, self.files, extras, self._documents(extras), None)
 
     def _extra(self, extra: Extra) -> Extra:
-        if extra.name == MODELOPT_FILE or (extra.name == MISTRAL_FILE and self._mistral()):
+        if extra.name == MODELOPT_FILE or (extra.name == MISTRAL_FILE and self._mistral_params):
             return extra._replace(copied=False, reason="says how the source was quantized")
         return extra
 
-    def _mistral(self) -> dict[str, Any]:
-        """Return the content of params.json without its quantization; empty if it has none."""
+    @cached_property
+    def _mistral_params(self) -> dict[str, Any]:
+        """The content of params.json without its quantization; empty if it has none."""
         params = read_json(self.checkpoint.source.path / MISTRAL_FILE)
         return params if params.pop("quantization", None) else {}
 
@@ -214,8 +216,8 @@ class Planned:
                 documents[MODELOPT_FILE] = modelopt_file(self.config)
         if config:
             documents[CONFIG] = config
-        if self._mistral():
-            documents[MISTRAL_FILE] = self._mistral()
+        if self._mistral_params:
+            documents[MISTRAL_FILE] = self._mistral_params
         if self.checkpoint.source.weight_map:
             documents[self.checkpoint.source.index_name] = index_of(self.files, {})
         files = {one.name: one.size() for one in self.files}
