@@ -32,8 +32,6 @@ PAIRS: Final = {
 """By (old, new) format: the conversion between formats whose codes stand for the same numbers under other scales."""
 LEAST_E8M0: Final = 2.0**-127
 """The least power of two that an e8m0 byte can hold."""
-FACTOR: Final = {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}
-"""By old format: the factor on scales in the conversion to the other format of the pair."""
 
 
 class Goal(NamedTuple):
@@ -117,6 +115,13 @@ def change_of(layer: Layer, goal: Goal) -> Change:
     return Change(layer, goal, " and ".join(reasons))
 
 
+def scale_factor(old: str, new: str) -> np.float32:
+    """Return the factor on scales if codes change their format: those of fnuz formats stand for half the numbers."""
+    if old.endswith("fnuz") == new.endswith("fnuz"):
+        return np.float32(1.0)
+    return np.float32(2.0 if new.endswith("fnuz") else 0.5)
+
+
 def refuse_scales_that_are_not_positive(name: str, scales: NDArray[np.float32]) -> None:
     """Refuse scales of which no reader can make numbers.
 
@@ -158,7 +163,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     if (layer.dtype, goal.dtype) not in PAIRS:
         yield f"{layer.dtype} becomes {goal.dtype}"
         return
-    factor = np.float32(FACTOR[layer.dtype])
+    factor = scale_factor(layer.dtype, goal.dtype)
     with np.errstate(over="ignore"):
         if not (largest * factor / factor == largest).all():
             yield f"scales times {factor:g} are not exact in float32"

@@ -17,6 +17,7 @@ from fp8core.checkpoint.changes import (
     change_of,
     refuse_scales_that_are_not_finite,
     refuse_scales_that_are_not_positive,
+    scale_factor,
 )
 from fp8core.checkpoint.claims import MISTRAL_FILE, MODELOPT_FILE, is_side
 from fp8core.checkpoint.extras import CONFIG, RECORD, Extra
@@ -168,10 +169,7 @@ class Planned:
         assert self.output is not None
         if math.prod(tensor.shape) != 1:
             raise CheckpointError(f"{tensor.name} needs to be one number, got shape {list(tensor.shape)}")
-        factor = np.float32(1.0)
-        old, new = layer.dtype, self.changes[layer.name].goal.dtype
-        if old != new and "fnuz" in old + new:
-            factor = np.float32(2.0 if new.endswith("fnuz") else 0.5)
+        factor = scale_factor(layer.dtype, self.changes[layer.name].goal.dtype)
         named = input_scale_named(self.output, layer)
         with np.errstate(over="ignore"):
             scale = as_float32(tensor.read()) * factor
