@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.extras import Extra
 from fp8core.checkpoint.source import Source
@@ -19,7 +19,7 @@ from fp8core.errors import CheckpointError
 
 Progress = Callable[[str, int, int], None]
 """Called with a tensor's name, the bytes of the source's tensors that are done, and the bytes of all of them."""
-BLOCK_OF_DISK = 4096
+BLOCK_OF_DISK: Final = 4096
 """File sizes are rounded up to a multiple of this when disk space is counted, in bytes."""
 
 

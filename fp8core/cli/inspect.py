@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
@@ -13,7 +13,7 @@ from fp8core.cli.terminal import console, count, line, size, starred, table
 if TYPE_CHECKING:
     from fp8core.checkpoint import Claim, Inspection, Kind
 
-MOST_FAULTS = 10
+MOST_FAULTS: Final = 10
 """The number of faults that are printed; --json prints all."""
 
 

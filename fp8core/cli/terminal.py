@@ -55,7 +55,7 @@ class Screen(Console):
 
 console = Screen(width=_width(sys.stdout))
 errors = Screen(stderr=True, width=_width(sys.stderr))
-LINE_EVERY = 1 << 30
+LINE_EVERY: Final = 1 << 30
 """Without a terminal, a line of progress is printed after at least this many bytes, and at most ten in all."""
 
 
