@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.markup import escape
 
+from fp8core.cli.arguments import ModelArgument, UnscaledOption
 from fp8core.cli.terminal import Bar, console, count, line, tabbed, table
 
 if TYPE_CHECKING:
@@ -16,15 +17,11 @@ MOST_FAULTS: Final = 50
 
 
 def verify(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
-    ],
+    model: ModelArgument,
     against: Annotated[
         Path | None, typer.Option(help="The original checkpoint: weights have to agree with it within rounding.")
     ] = None,
-    unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
-    ] = False,
+    unscaled: UnscaledOption = False,
 ) -> None:
     """Report every fault of a checkpoint with the name of its tensor; the exit status is 1 if there is one."""
     from fp8core.checkpoint import verify_checkpoint
