@@ -68,7 +68,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
         before = found.identity()
     except OSError as error:
         raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
-    advance = _advance(progress, source)
+    advance = advancing(progress, sum(entry.nbytes for entry in source.entries))
 
     def recheck() -> None:
         """Repeat the checks of the beginning, and refuse changes since then: the work takes long."""
@@ -90,13 +90,13 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     return found
 
 
-def _advance(progress: Progress | None, source: Source) -> Advance:
-    total = sum(entry.nbytes for entry in source.entries)
+def advancing(progress: Progress | None, total: int) -> Advance:
+    """Return a function that adds up the bytes that are done, and tells ``progress``, if there is one, of them."""
     done = 0
 
     def advance(tensor: str, nbytes: int) -> None:
         nonlocal done
-        done += nbytes
+        done = min(done + nbytes, total)  # experts that are split repeat the scales that they share
         if progress is not None:
             progress(tensor, done, total)
 
