@@ -6,9 +6,8 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 from fp8core import timing
 from fp8core.core.checks import is_one_of, whole_numbers
 from fp8core.core.explaining import ArraySpec
-from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
+from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import dtype_name
-from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
 from fp8core.ops.linear import linear
 from fp8core.ops.linear_scratch import aligned_strides
@@ -176,8 +175,6 @@ def tuned(
     refuse_captures()
     found = []
     for done, product in enumerate(wanted, 1):
-        if not SCALED_MM.candidates(product):
-            raise UnsupportedProblemError(f"no kernel can run {SCALED_MM.explain(product)}")
         tuning = timed(product, times or timing.times)
         tuning.apply()
         found.append(tuning)
