@@ -25,6 +25,8 @@ class Framework(ABC):
     """Whether its allocator tells the per-thread default streams of threads apart, which have one handle."""
     immutable: bool = False
     """Whether its arrays cannot be written to; operations that work in place for other frameworks return new arrays."""
+    allows_gaps: bool = True
+    """Whether its arrays can have rows with gaps between them."""
 
     @abstractmethod
     def view(self, x: Any, name: str) -> TensorView:

@@ -14,7 +14,7 @@ def aligned_rows(weight: Any, dtype: Any) -> Any:
     None if contiguous rows are aligned already, on the host, and for frameworks whose arrays cannot have gaps.
     """
     at = interop.view(weight, Operand("weight", *HIGH_PRECISION))
-    if at.shape[-1] % ROW_ALIGNMENT == 0 or at.target.platform == "host" or at.framework.immutable:
+    if at.shape[-1] % ROW_ALIGNMENT == 0 or at.target.platform == "host" or not at.framework.allows_gaps:
         return None
     name, stream = dtype_name(dtype, "dtype", FORMATS), at.framework.stream(at.target)
     made = at.framework.empty(at.shape, name, at.target, aligned_strides(at.shape))
