@@ -138,13 +138,12 @@ def test_the_configuration_of_a_text_model_is_moved_to_the_top(tmp_path):
 
 def test_transformers_itself_reads_saved_blocks(tmp_path):
     """transformers reads what was saved, and the same model comes out within its rounding."""
-    _, out = write(formats.deepseek, "qwen3_moe", tmp_path)
+    write(formats.deepseek, "qwen3_moe", tmp_path)
     model = from_pretrained(tmp_path / "fp8")
     model.save_pretrained(tmp_path / "again")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "again", dtype=torch.bfloat16)
     assert not any(isinstance(module, Linear | Experts | GroupedExperts) for module in theirs.modules())
     assert distance(logits(model), logits(theirs)) < 0.1
-    assert out.expected
 
 
 def refused(writer, kind, tmp_path, text):
