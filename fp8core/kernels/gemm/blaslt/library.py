@@ -110,7 +110,7 @@ class Handle:
     Args:
         library: the library that makes it.
         kind: "MatmulDesc", "MatrixLayout" or "MatmulPreference".
-        arguments: of its Create function, after the address of the result.
+        *arguments: of its Create function, after the address of the result.
         subject: the product that it is made for, for error messages.
     """
 
