@@ -115,8 +115,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     *scales, epsilon, round_intermediate = options
     specs.check_high_precision(x)
     at = specs.matrix(x)
-    if weight is None:
-        raise ShapeError(f"weight needs {at.cols} numbers, got None")
+    weight = specs.required(weight, "weight")
     specs.check_high_precision(weight)
     if weight.shape != (at.cols,) or (at.cols > 1 and weight.strides != (1,)):
         raise ShapeError(
