@@ -54,7 +54,7 @@ TO_MXFP8: Final = ("mxfp8", "modelopt-mxfp8")
 """The targets of conversions whose scales are always exponents in bytes."""
 
 
-class Planned:
+class PlannedConversion:
     """A planned conversion."""
 
     def __init__(
