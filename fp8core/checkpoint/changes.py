@@ -1,7 +1,7 @@
 """Changes a layer's scaling: keeps the codes if the same codes can stand for the same numbers, else requantizes."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,8 +32,6 @@ PAIRS: Final = {
 """By (old, new) format: the conversion between formats whose codes stand for the same numbers under other scales."""
 LEAST_E8M0: Final = 2.0**-127
 """The least power of two that an e8m0 byte can hold."""
-FACTOR: Final = {"float8_e4m3fn": 2.0, "float8_e4m3fnuz": 0.5}
-"""By old format: the factor on scales in the conversion to the other format of the pair."""
 
 
 class Goal(NamedTuple):
@@ -111,10 +109,17 @@ def change_of(layer: Layer, goal: Goal) -> Change:
     for index in range(layer.experts or 1):
         old = layer.scales(index)
         refuse_scales_that_are_not_positive(_scale_name(layer), old)
-        reasons |= dict.fromkeys(_of_scales(layer, goal, old))
+        reasons |= dict.fromkeys(_reasons(layer, goal, old))
     if layer.dtype == "float8_e4m3fnuz" and goal.dtype == "float8_e4m3fn" and not reasons and _has_240(layer):
         reasons["the codes of +-240 of e4m3fnuz have no counterpart in e4m3fn"] = None
     return Change(layer, goal, " and ".join(reasons))
+
+
+def scale_factor(old: str, new: str) -> np.float32:
+    """Return the factor on scales if codes change their format: those of fnuz formats stand for half the numbers."""
+    if old.endswith("fnuz") == new.endswith("fnuz"):
+        return np.float32(1.0)
+    return np.float32(2.0 if new.endswith("fnuz") else 0.5)
 
 
 def refuse_scales_that_are_not_positive(name: str, scales: NDArray[np.float32]) -> None:
@@ -141,7 +146,7 @@ def refuse_scales_that_are_not_finite(layer: Layer) -> None:
             raise CheckpointError(f"{_scale_name(layer)} needs finite scales, got {bad[0]}: fp8core verify says where")
 
 
-def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[str]:
+def _reasons(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[str]:
     """Yield the reasons why a matrix's scales and format do not allow its codes to be kept."""
     assert layer.group_shape is not None
     largest = regrouped(old, layer.group_shape, goal.group_shape, layer.matrix_shape, np.max)
@@ -158,7 +163,7 @@ def _of_scales(layer: Layer, goal: Goal, old: NDArray[np.float32]) -> Iterator[s
     if (layer.dtype, goal.dtype) not in PAIRS:
         yield f"{layer.dtype} becomes {goal.dtype}"
         return
-    factor = np.float32(FACTOR[layer.dtype])
+    factor = scale_factor(layer.dtype, goal.dtype)
     with np.errstate(over="ignore"):
         if not (largest * factor / factor == largest).all():
             yield f"scales times {factor:g} are not exact in float32"
@@ -185,7 +190,11 @@ def _has_240(layer: Layer) -> bool:
 
 
 def regrouped(
-    scales: NDArray[np.float32], old: GroupShape, new: GroupShape, matrix: tuple[int, int], reduce: Any
+    scales: NDArray[np.float32],
+    old: GroupShape,
+    new: GroupShape,
+    matrix: tuple[int, int],
+    reduce: Callable[..., NDArray[np.float32]],
 ) -> NDArray[np.float32]:
     """Return a matrix's scales on another grid: ``reduce`` (np.max, np.min) of the old scales in each new group."""
     for axis, (before, after, extent) in enumerate(zip(old, new, matrix, strict=True)):

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from fp8core.checkpoint import experts
 from fp8core.checkpoint.changes import Change
-from fp8core.checkpoint.planning import Planned
+from fp8core.checkpoint.planning import PlannedConversion
 from fp8core.checkpoint.reader import Checkpoint, checkpoint_of
 from fp8core.checkpoint.running import Progress, check, run
 from fp8core.checkpoint.source import scan
@@ -92,7 +92,7 @@ def plan_conversion(
         >>> plan.to, plan.errors
         ('bf16', {})
     """
-    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
+    planned = PlannedConversion(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
     if target is not None:
         check(planned.work(), Path(target), force=force)
     return _conversion(planned, None if target is None else Path(target))
@@ -162,7 +162,7 @@ def convert_checkpoint(
         >>> [(change.layer.name, change.exact) for change in found.changes]
         [('up', True)]
     """
-    planned = Planned(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
+    planned = PlannedConversion(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
     refused = _conversion(planned, None).lossy
     if refused and not lossy:
         first, more = refused[0], len(refused) - 1
@@ -180,7 +180,7 @@ def _opened(source: str | os.PathLike[str], split_experts: bool, unscaled: bool)
     return checkpoint_of(experts.split_experts(found) if split_experts else found, unscaled=unscaled)
 
 
-def _conversion(planned: Planned, target: Path | None) -> Conversion:
+def _conversion(planned: PlannedConversion, target: Path | None) -> Conversion:
     """Return the conversion that is planned, or was made."""
     return Conversion(
         source=planned.checkpoint,

@@ -7,12 +7,11 @@ from fp8core.checkpoint.linear_shapes import LayerShape
 from fp8core.checkpoint.mixture_shapes import MixtureShape
 from fp8core.core.ahead import plan_ahead
 from fp8core.core.explaining import ArraySpec
-from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm import corrections
 from fp8core.ops import grouped_scaled_mm_nt, moe_permute, moe_unpermute, quantize, silu_and_mul_quant
 from fp8core.ops.grouped_mm import layout_of_scales
 from fp8core.ops.linear import linear
-from fp8core.ops.linear_scratch import ROW_ALIGNMENT
+from fp8core.ops.linear_scratch import aligned_strides
 from fp8core.ops.moe_permute import IDS
 from fp8core.ops.quantized import Quantized
 from fp8core.problem import ABSENT, Target
@@ -85,8 +84,8 @@ def _plan_experts(tokens: int, mixture: MixtureShape, dtype: str, place: Target)
 
     def product(a: Quantized[ArraySpec, ArraySpec], n: int, k: int, offs: ArraySpec) -> ArraySpec:
         scale = ArraySpec((experts, *of_weight.scale_shape(n, k)), "float32")
-        stride = round_up(k, ROW_ALIGNMENT)
-        codes = ArraySpec((experts, n, k), weight_dtype, strides=(n * stride, stride, 1))
+        shape = experts, n, k
+        codes = ArraySpec(shape, weight_dtype, strides=aligned_strides(shape))
         weight = Quantized(codes, scale, of_weight)
         return plan_ahead(grouped_scaled_mm_nt, place, a, weight, offs=offs, out_dtype=dtype)[0]
 

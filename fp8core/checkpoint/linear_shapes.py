@@ -11,7 +11,7 @@ from fp8core.checkpoint.quantizing import plan_checkpoint
 from fp8core.checkpoint.reader import checkpoint_of
 from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
-from fp8core.tuning.shapes import Scheme, check_scheme
+from fp8core.tuning.shapes import LayerOptions, Scheme, check_scheme
 
 
 class LayerShape(NamedTuple):
@@ -33,8 +33,8 @@ class LayerShape(NamedTuple):
     """The FP8 format of the weight; None for the E4M3 format that the device multiplies."""
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The arguments of `fp8core.tuning.shapes.layer_call` beside the shape and the scheme."""
+    def options(self) -> LayerOptions:
+        """The options of `fp8core.tuning.shapes.layer_call`."""
         return {"bias": self.bias, "static": self.static, "weight_dtype": self.weight_dtype}
 
 

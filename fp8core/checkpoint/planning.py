@@ -4,8 +4,9 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from fp8core.checkpoint.changes import (
     change_of,
     refuse_scales_that_are_not_finite,
     refuse_scales_that_are_not_positive,
+    scale_factor,
 )
 from fp8core.checkpoint.claims import MISTRAL_FILE, MODELOPT_FILE, is_side
 from fp8core.checkpoint.extras import CONFIG, RECORD, Extra
@@ -47,11 +49,12 @@ from fp8core.errors import CheckpointError
 from fp8core.problem import Fp8Name, GroupShape, ScaleFormat
 
 E4M3: Final[dict[str, Fp8Name]] = {"fn": "float8_e4m3fn", "fnuz": "float8_e4m3fnuz"}
-OF_MX: Final = ("mxfp8", "modelopt-mxfp8")
-SCALE_FORMATS: Final = ("float32", "ue8m0", "ue8m0_bytes")
+SCALE_FORMATS: Final[dict[str, ScaleFormat]] = {name: name for name in get_args(ScaleFormat)}
+TO_MXFP8: Final = ("mxfp8", "modelopt-mxfp8")
+"""The targets of conversions whose scales are always exponents in bytes."""
 
 
-class Planned:
+class PlannedConversion:
     """A planned conversion."""
 
     def __init__(
@@ -63,24 +66,22 @@ class Planned:
         layers = list(checkpoint.layers.values())
         _refuse_faults(checkpoint)
         self.output: OutputName | None = FORMATS_OF.get(to)
-        self.static = self.output is not None and all(layer.input_scale is not None for layer in layers)
-        self.goal: Goal | None = None
+        self.static = False
+        """Whether the static scales of activations are kept."""
         self.changes: dict[str, Change] = {}
-        self.errors: dict[str, Error] = {}
-        self.left_out: dict[str, str] = {}
+        """By module; empty for a conversion to bfloat16."""
         if self.output is not None:
-            granularity, group_shape = granularity_for(to, layers, self.static, blocks)
-            self.static = self.static and granularity not in ("block", "group")
-            scale_format: ScaleFormat = next(one for one in SCALE_FORMATS if one == scales)
-            if granularity == "group":
-                scale_format = MXFP8.scale_format
-            for layer in (one for one in layers if _is_matrix(one)):
-                if granularity == "group" and layer.matrix_shape[1] % group_shape.cols:
-                    wanted = f"k that is a multiple of {group_shape.cols} for {to}"
-                    raise CheckpointError(f"{layer.weight.name} needs {wanted}, got {layer.matrix_shape[1]}")
+            given = all(layer.input_scale is not None for layer in layers)
+            granularity, group_shape = granularity_for(to, layers, given, blocks)
+            self.static = given and granularity not in ("block", "group")
+            scale_format = MXFP8.scale_format if granularity == "group" else SCALE_FORMATS[scales]
+            for layer in filter(_is_matrix, layers):
                 goal = Goal(granularity, group_shape, scale_format, self._dtype(layer, e4m3))
-                self.goal = self.goal or goal
-                self.changes[layer.name] = change_of(layer, goal)
+                self.changes[layer.name] = self._change(layer, goal)
+        self.errors: dict[str, Error] = {}
+        """By requantized weight; filled while it is written."""
+        self.left_out: dict[str, str] = {}
+        """By tensor that the new format has no place for: the reason."""
         self.kv_scales = checkpoint.kv_scales()
         self.of_layers = {one.name: layer for layer in layers for one in layer.tensors()}
         places: dict[Path, list[Tensor]] = {header.path: [] for header in checkpoint.source.headers}
@@ -95,6 +96,14 @@ class Planned:
         for name, number in names.items():
             if number > 1:
                 raise CheckpointError(f"{self.to} needs one tensor of each name, got {number} that would be {name}")
+
+    def _change(self, layer: Layer, goal: Goal) -> Change:
+        """Return the change of a layer, after refusing one whose rows the goal's groups do not divide."""
+        group_cols = goal.group_shape.cols
+        if goal.granularity == "group" and layer.matrix_shape[1] % group_cols:
+            wanted = f"k that is a multiple of {group_cols} for {self.to}"
+            raise CheckpointError(f"{layer.weight.name} needs {wanted}, got {layer.matrix_shape[1]}")
+        return change_of(layer, goal)
 
     def _dtype(self, layer: Layer, e4m3: str | None) -> Fp8Name:
         if e4m3 is not None:
@@ -167,10 +176,7 @@ class Planned:
         assert self.output is not None
         if math.prod(tensor.shape) != 1:
             raise CheckpointError(f"{tensor.name} needs to be one number, got shape {list(tensor.shape)}")
-        factor = np.float32(1.0)
-        old, new = layer.dtype, self.changes[layer.name].goal.dtype
-        if old != new and "fnuz" in old + new:
-            factor = np.float32(2.0 if new.endswith("fnuz") else 0.5)
+        factor = scale_factor(layer.dtype, self.changes[layer.name].goal.dtype)
         named = input_scale_named(self.output, layer)
         with np.errstate(over="ignore"):
             scale = as_float32(tensor.read()) * factor
@@ -178,12 +184,11 @@ class Planned:
         return Small(named.name, "F32", named.shape, as_bytes(scale))
 
     def _configuration(self) -> dict[str, Any] | None:
-        if self.output is None or self.goal is None:
+        goal = next((change.goal for change in self.changes.values()), None)
+        if self.output is None or goal is None:
             return None
         kept = [(one.name, one.shape) for one in self.checkpoint.tensors()]
-        return configuration(
-            self.output, self.goal, kept, self.changes, static=self.static, kv_cache=bool(self.kv_scales)
-        )
+        return configuration(self.output, goal, kept, self.changes, static=self.static, kv_cache=bool(self.kv_scales))
 
     def work(self) -> Work:
         """Return the files to write."""
@@ -195,12 +200,13 @@ class Planned:
         return Work(source, self.files, extras, self._documents(extras), None)
 
     def _extra(self, extra: Extra) -> Extra:
-        if extra.name == MODELOPT_FILE or (extra.name == MISTRAL_FILE and self._mistral()):
+        if extra.name == MODELOPT_FILE or (extra.name == MISTRAL_FILE and self._mistral_params):
             return extra._replace(copied=False, reason="says how the source was quantized")
         return extra
 
-    def _mistral(self) -> dict[str, Any]:
-        """Return the content of params.json without its quantization; empty if it has none."""
+    @cached_property
+    def _mistral_params(self) -> dict[str, Any]:
+        """The content of params.json without its quantization; empty if it has none."""
         params = read_json(self.checkpoint.source.path / MISTRAL_FILE)
         return params if params.pop("quantization", None) else {}
 
@@ -214,8 +220,8 @@ class Planned:
                 documents[MODELOPT_FILE] = modelopt_file(self.config)
         if config:
             documents[CONFIG] = config
-        if self._mistral():
-            documents[MISTRAL_FILE] = self._mistral()
+        if self._mistral_params:
+            documents[MISTRAL_FILE] = self._mistral_params
         if self.checkpoint.source.weight_map:
             documents[self.checkpoint.source.index_name] = index_of(self.files, {})
         files = {one.name: one.size() for one in self.files}
@@ -255,11 +261,11 @@ def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | Non
         raise CheckpointError(f"e4m3 needs one of {', '.join(E4M3)}, got {e4m3!r}")
     if to == "bf16" and (scales != "float32" or e4m3 is not None):
         raise CheckpointError("to needs an FP8 format where scales or e4m3 (--fn, --fnuz) are given, got 'bf16'")
-    if scales == "ue8m0_bytes" and to not in ("deepseek", *OF_MX):
+    if scales == "ue8m0_bytes" and to not in ("deepseek", *TO_MXFP8):
         raise CheckpointError(f"scales needs float32 or ue8m0 for {to}, got {scales!r}, which only deepseek has")
-    if scales == "ue8m0" and to in OF_MX:
+    if scales == "ue8m0" and to in TO_MXFP8:
         raise CheckpointError(f"scales needs to be left out, or ue8m0_bytes, for {to}, got {scales!r}")
-    if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt", *OF_MX):
+    if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt", *TO_MXFP8):
         raise CheckpointError(f"e4m3 needs fn (--fn) for {to}, got {e4m3!r}")
     other = checkpoint.other
     if other is not None:

@@ -95,12 +95,12 @@ class Checkpoint:
     @cached_property
     def format(self) -> FormatName:
         """The format: the one that the configuration claims or, without a claim, that of the tensors' names."""
-        return self._table[1]
+        return self._layers_and_format[1]
 
     @property
     def layers(self) -> Mapping[str, Layer]:
         """The FP8 weights, by the names of their modules."""
-        return self._table[0]
+        return self._layers_and_format[0]
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield every tensor that belongs to no FP8 weight."""
@@ -113,7 +113,7 @@ class Checkpoint:
         return {name: known for name, known in found if known is not None}
 
     @cached_property
-    def _table(self) -> tuple[dict[str, Layer], FormatName]:
+    def _layers_and_format(self) -> tuple[dict[str, Layer], FormatName]:
         """The FP8 weights by the names of their modules, and the format."""
         present = self.all_tensors
         codes = (one for one in present.values() if one.dtype in FP8 and one.nbytes)

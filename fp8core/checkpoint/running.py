@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.checkpoint.extras import Extra
 from fp8core.checkpoint.source import Source
@@ -19,7 +19,7 @@ from fp8core.errors import CheckpointError
 
 Progress = Callable[[str, int, int], None]
 """Called with a tensor's name, the bytes of the source's tensors that are done, and the bytes of all of them."""
-BLOCK_OF_DISK = 4096
+BLOCK_OF_DISK: Final = 4096
 """File sizes are rounded up to a multiple of this when disk space is counted, in bytes."""
 
 
@@ -68,7 +68,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
         before = found.identity()
     except OSError as error:
         raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
-    advance = _advance(progress, source)
+    advance = advancing(progress, sum(entry.nbytes for entry in source.entries))
 
     def recheck() -> None:
         """Repeat the checks of the beginning, and refuse changes since then: the work takes long."""
@@ -90,13 +90,13 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
     return found
 
 
-def _advance(progress: Progress | None, source: Source) -> Advance:
-    total = sum(entry.nbytes for entry in source.entries)
+def advancing(progress: Progress | None, total: int) -> Advance:
+    """Return a function that adds up the bytes that are done, and tells ``progress``, if there is one, of them."""
     done = 0
 
     def advance(tensor: str, nbytes: int) -> None:
         nonlocal done
-        done += nbytes
+        done = min(done + nbytes, total)  # experts that are split repeat the scales that they share
         if progress is not None:
             progress(tensor, done, total)
 

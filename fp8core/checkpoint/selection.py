@@ -5,11 +5,11 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from glob import escape
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.errors import CheckpointError
 
-ALWAYS_KNOWN = "lm_head"
+ALWAYS_KNOWN: Final = "lm_head"
 """A module that configurations name even if a checkpoint with tied weights does not store it: it may be excluded."""
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,6 +16,7 @@ from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
 from fp8core.checkpoint.naming import OTHERS, WEIGHT, module_of, other_quantizations
 from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of
+from fp8core.checkpoint.running import Progress, advancing
 from fp8core.checkpoint.source import scan
 from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
 from fp8core.checkpoint.verdicts import TIED, is_tied
@@ -51,7 +52,7 @@ def verify_checkpoint(
     *,
     against: str | os.PathLike[str] | None = None,
     unscaled: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Verification:
     """Return every fault of a checkpoint, with the names of tensors; nothing is written.
 
@@ -107,27 +108,23 @@ def verify_checkpoint(
             faults += scale_faults(checkpoint.all_tensors[name])
     layers = [layer for layer in checkpoint.layers.values() if not layer.fault()]
     total = sum(layer.weight.nbytes for layer in layers) + (0 if other is None else other.source.nbytes)
-    done = 0
+    advance = advancing(progress, total)
     errors: dict[str, float] = {}
     measured: list[Measured] = []
     for layer in layers:
         for found in measure(layer, layer.scales()):
             if isinstance(found, Measured):
                 measured.append(found)
-                continue
-            done += found
-            if progress is not None:
-                progress(layer.weight.name, done, total)
+            else:
+                advance(layer.weight.name, found)
     faults += _nan_codes(measured)
     different: list[Fault] = []
     if other is not None:
         for step in _differences(checkpoint, other, errors):
             if isinstance(step, Fault):
                 different.append(step)
-                continue
-            done += step[1]
-            if progress is not None:
-                progress(step[0], min(done, total), total)
+            else:
+                advance(*step)
     right = errors.keys() - {fault.tensor for fault in different}
     faults += [fault for fault in suspicious(measured) if fault.tensor not in right]
     faults += different

@@ -13,7 +13,7 @@ import typer
 import fp8core
 from fp8core.cli import bench, compiling, convert, demo, explain, info, inspect, quantize, tune, verify
 from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
-from fp8core.cli.terminal import console, errors
+from fp8core.cli.terminal import console, error_line, errors
 from fp8core.errors import Fp8Error
 
 __all__ = ["TARGETS", "UNPROVEN", "app", "console", "errors", "main", "proven", "target_named"]
@@ -57,19 +57,22 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except Fp8Error as error:
-        errors.print("[bold red]error:[/] ", end="")
-        errors.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(str(error))
     except MemoryError as error:
-        errors.print(f"error: no memory: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(f"no memory: {error}")
     except OSError as error:
         what = error.filename
         if what is None:  # printing failed: its errors name no file
             what = "cannot write the output"
             _mute(sys.stdout.fileno())
-        errors.print(f"error: {what}: {error.strerror}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
+        _fail(f"{what}: {error.strerror}")
+
+
+def _fail(text: str) -> NoReturn:
+    """Print an error, and exit with status 1."""
+    errors.print("[bold red]error:[/] ", end="")
+    error_line(text, style="red")
+    sys.exit(1)
 
 
 def _stop(number: int, _: object) -> NoReturn:

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from fp8core.cli.numbers import whole_number
-from fp8core.cli.rewriting import (
+from fp8core.cli.arguments import (
     DryRunOption,
     ForceOption,
     SourceArgument,
     SplitExpertsOption,
     TargetArgument,
-    rewrite,
+    UnscaledOption,
 )
+from fp8core.cli.numbers import whole_number
+from fp8core.cli.rewriting import rewrite
 from fp8core.cli.terminal import console, count, line, size, starred, tabbed, table
 from fp8core.types import ConversionName
 
@@ -49,9 +50,7 @@ def convert(
         ),
     ] = None,
     split_experts: SplitExpertsOption = False,
-    unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
-    ] = False,
+    unscaled: UnscaledOption = False,
     lossy: Annotated[
         bool, typer.Option("--lossy", help="Allow weights to be requantized, and report the error that this adds.")
     ] = False,

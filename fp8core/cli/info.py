@@ -2,6 +2,7 @@
 
 import sys
 from importlib import metadata
+from typing import Final
 
 from rich.markup import escape
 
@@ -11,7 +12,7 @@ from fp8core.cli.terminal import console, line, table
 from fp8core.problem import HOST
 from fp8core.runtime import device
 
-PACKAGES = (
+PACKAGES: Final = (
     *("numpy", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0", "torch", "jax"),
     *("nvidia-cublas", "nvidia-cublas-cu12", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"),
 )

@@ -2,25 +2,23 @@
 
 import json
 from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
 
+from fp8core.cli.arguments import ModelArgument
 from fp8core.cli.terminal import console, count, line, size, starred, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Claim, Inspection, Kind
 
-MOST_FAULTS = 10
+MOST_FAULTS: Final = 10
 """The number of faults that are printed; --json prints all."""
 
 
 def inspect(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
-    ],
+    model: ModelArgument,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show what a checkpoint holds: its format, its FP8 layers by kind of scale, and what its configuration claims."""

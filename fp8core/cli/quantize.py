@@ -7,14 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.markup import escape
 
-from fp8core.cli.rewriting import (
-    DryRunOption,
-    ForceOption,
-    SourceArgument,
-    SplitExpertsOption,
-    TargetArgument,
-    rewrite,
-)
+from fp8core.cli.arguments import DryRunOption, ForceOption, SourceArgument, SplitExpertsOption, TargetArgument
+from fp8core.cli.rewriting import rewrite
 from fp8core.cli.terminal import console, count, line, starred, tabbed, table
 from fp8core.types import SchemeName
 

@@ -1,24 +1,13 @@
-"""The arguments and the steps that `fp8core quantize` and `fp8core convert` share."""
+"""The steps that `fp8core quantize` and `fp8core convert` share."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import typer
 
 from fp8core.cli.terminal import Bar, interrupted, warnings_as_lines
 
-SourceArgument = Annotated[
-    Path, typer.Argument(metavar="SOURCE", help="A safetensors file, or a folder with one or with shards.")
-]
-TargetArgument = Annotated[
-    Path | None, typer.Argument(metavar="TARGET", help="The new safetensors file, or a new folder if SOURCE is one.")
-]
-SplitExpertsOption = Annotated[
-    bool, typer.Option("--split-experts", help="Write each expert of a stacked tensor by itself.")
-]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List what would happen to each tensor; write nothing.")]
 Planned = TypeVar("Planned")
 Done = TypeVar("Done")
 

@@ -55,7 +55,7 @@ class Screen(Console):
 
 console = Screen(width=_width(sys.stdout))
 errors = Screen(stderr=True, width=_width(sys.stderr))
-LINE_EVERY = 1 << 30
+LINE_EVERY: Final = 1 << 30
 """Without a terminal, a line of progress is printed after at least this many bytes, and at most ten in all."""
 
 
@@ -75,6 +75,11 @@ def count(number: int, one: str) -> str:
 def line(text: str, style: str | None = None) -> None:
     """Print one line without wrapping or markup."""
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def error_line(text: str, style: str | None = None) -> None:
+    """Print one line, as `line` does, to stderr."""
+    errors.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def tabbed(*texts: str) -> None:
@@ -106,7 +111,7 @@ def warnings_as_lines() -> Iterator[None]:
             yield
         finally:
             for one in caught:
-                errors.print(f"warning: {one.message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+                error_line(f"warning: {one.message}", style="yellow")
 
 
 @contextmanager
@@ -116,7 +121,7 @@ def interrupted() -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit) as stop:
         what = "; ".join(getattr(stop, "__notes__", [])) or "nothing was written"
-        errors.print(f"interrupted: {what}", markup=False, highlight=False, soft_wrap=True)
+        error_line(f"interrupted: {what}")
         raise
 
 
@@ -165,5 +170,4 @@ class Bar(Steps):
             self.show(done, total)
         elif done - self.printed >= max(LINE_EVERY, total // 10):
             self.printed = done
-            line = f"{self.what}: {100 * done // total} % of {total:,} bytes ({name})"
-            errors.print(line, markup=False, highlight=False, soft_wrap=True)
+            error_line(f"{self.what}: {100 * done // total} % of {total:,} bytes ({name})")

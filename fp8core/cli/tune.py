@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
-from fp8core.cli.terminal import Steps, console, count, errors, line, table, warnings_as_lines
+from fp8core.cli.terminal import Steps, console, count, error_line, errors, line, table, warnings_as_lines
 
 if TYPE_CHECKING:
     from fp8core.problem import ScaledMm
@@ -109,8 +109,7 @@ class TuningSteps(Steps):
         if errors.is_terminal:
             self.show(done, total, _call(tuning))
         else:
-            text = f"{done}/{total} {_call(tuning)}: {tuning.chosen}, {tuning.gain:.1%} gained"
-            errors.print(text, markup=False, highlight=False, soft_wrap=True)
+            error_line(f"{done}/{total} {_call(tuning)}: {tuning.chosen}, {tuning.gain:.1%} gained")
 
 
 def _call(tuning: "Tuning") -> str:

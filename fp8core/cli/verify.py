@@ -1,30 +1,27 @@
 """`fp8core verify`: reports every fault of a checkpoint with the name of its tensor."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.markup import escape
 
+from fp8core.cli.arguments import ModelArgument, UnscaledOption
 from fp8core.cli.terminal import Bar, console, count, line, tabbed, table
 
 if TYPE_CHECKING:
     from fp8core.checkpoint import Checkpoint, Fault, Verification
 
-MOST = 50
+MOST_FAULTS: Final = 50
 """The number of faults that are printed on a terminal; elsewhere all are."""
 
 
 def verify(
-    model: Annotated[
-        Path, typer.Argument(metavar="MODEL", help="A safetensors file, or a folder with one or with shards.")
-    ],
+    model: ModelArgument,
     against: Annotated[
         Path | None, typer.Option(help="The original checkpoint: weights have to agree with it within rounding.")
     ] = None,
-    unscaled: Annotated[
-        bool, typer.Option("--unscaled", help="Treat FP8 tensors without a scale as values, such as ComfyUI's casts.")
-    ] = False,
+    unscaled: UnscaledOption = False,
 ) -> None:
     """Report every fault of a checkpoint with the name of its tensor; the exit status is 1 if there is one."""
     from fp8core.checkpoint import verify_checkpoint
@@ -71,8 +68,8 @@ def _faults(faults: "tuple[Fault, ...]") -> None:
     made = table(None)
     made.add_column("fault", style="red", no_wrap=True)
     made.add_column("what is wrong", overflow="fold")
-    for fault in faults[:MOST]:
+    for fault in faults[:MOST_FAULTS]:
         made.add_row(fault.kind, escape(fault.text))
     console.print(made)
-    if len(faults) > MOST:
-        line(f"and {len(faults) - MOST:,} more: all are printed if the output is not a terminal")
+    if len(faults) > MOST_FAULTS:
+        line(f"and {len(faults) - MOST_FAULTS:,} more: all are printed if the output is not a terminal")

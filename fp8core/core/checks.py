@@ -4,15 +4,15 @@ import math
 import operator
 from collections.abc import Collection
 from numbers import Number
-from typing import Any
+from typing import Any, Final
 
 from fp8core.errors import DTypeError, ShapeError
 from fp8core.interop import scalar
 from fp8core.problem import GroupShape
 
-LARGEST_FLOAT32 = (2.0 - 2.0**-23) * 2.0**127
+LARGEST_FLOAT32: Final = (2.0 - 2.0**-23) * 2.0**127
 """The largest finite number of float32."""
-INFINITE = (math.inf, -math.inf)
+INFINITE: Final = (math.inf, -math.inf)
 
 
 def group_shape(given: object, name: str = "group_shape") -> GroupShape:

@@ -5,13 +5,13 @@ its key cannot lack an alignment. Addresses are passed to a launch when it is ma
 """
 
 import math
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
 from fp8core.interop import TensorView
 from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Target
 
-ALIGNMENT = 32
+ALIGNMENT: Final = 32
 """The largest alignment, in bytes, that specs distinguish; no kernel requires more."""
 
 

@@ -1,6 +1,7 @@
 """The rows of tokens in the order of their experts, and back, on the host."""
 
 from functools import partial
+from typing import Final
 
 import numpy as np
 
@@ -8,7 +9,7 @@ from fp8core.host.memory import matrix, vector
 from fp8core.problem import MoePermute, MoeUnpermute
 from fp8core.runtime.plans import MoePermuteNumbers, MoeUnpermuteNumbers, Plan
 
-SCALES = {0: "uint8", 1: "uint8", 4: "uint32"}
+SCALES: Final = {0: "uint8", 1: "uint8", 4: "uint32"}
 """By the bytes of a scale: a dtype that holds its bits."""
 
 

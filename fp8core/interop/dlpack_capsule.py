@@ -17,11 +17,11 @@ from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import passed_query, releases
 
-REFUSALS = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
+REFUSALS: Final = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
 """What producers raise when they cannot export."""
 
 
-_EXPORTING = ForkSafeLock()
+_EXPORTING: Final = ForkSafeLock()
 """Only one capsule of a GPU's memory is made or dropped at a time. XLA's GPU plug-ins keep the exports of an array in a
 vector without a lock, and JAX releases the interpreter's lock while it makes a capsule: if another thread drops a
 capsule meanwhile, an export is lost, and the process aborts when the array is freed."""

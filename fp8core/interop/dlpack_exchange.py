@@ -13,7 +13,7 @@ from fp8core.interop import dlpack
 from fp8core.interop.dlpack_views import target_of, view_of
 from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.names import type_name
-from fp8core.interop.tensor import Result, TensorView
+from fp8core.interop.tensor import Result, TensorView, refused_gaps
 from fp8core.problem import HOST, Target
 
 _CAPSULE: Final = b"dlpack_exchange_api"
@@ -43,6 +43,8 @@ class _Api(ctypes.Structure):
 
 class Exchange(Framework):
     """The framework of one array type, named after the package that defines the type."""
+
+    allows_gaps = False
 
     def __init__(self, cls: type) -> None:
         self.name = cls.__module__.partition(".")[0]
@@ -104,8 +106,11 @@ class Exchange(Framework):
     ) -> Result:
         """Return an array from the framework's own allocator, for its current stream."""
         if stream is not None and stream != self.stream(target):
-            raise LayoutError(f"{self.name} allocates for its current stream: make {stream:#x} current, or give out=")
+            wanted = f"to be the current one of {self.name}, which allocates for no other, or out="
+            raise LayoutError(f"stream needs {wanted}, got {stream:#x}")
         order = _order_of(shape, strides)
+        if order is None:
+            raise refused_gaps(self.name, shape, strides or ())
         code, bits = dlpack.CODES[dtype]
         extents = (ctypes.c_int64 * len(shape))(*(shape[axis] for axis in order))
         prototype = dlpack.Tensor(None, _kind(target), target.device, len(shape), code, bits, 1, extents, None, 0)
@@ -171,16 +176,18 @@ def _kind(target: Target) -> int:
     return {"host": dlpack.CPU, "cuda": dlpack.CUDA, "hip": dlpack.ROCM}[target.platform]
 
 
-def _order_of(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the axes from slowest to fastest; a row-major array with its axes in that order has ``strides``."""
+def _order_of(shape: tuple[int, ...], strides: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Return the axes from slowest to fastest; a row-major array with its axes in that order has ``strides``.
+
+    None if there is no such order, as an array with these strides has gaps.
+    """
     axes = range(len(shape))
     if strides is None:
         return tuple(axes)
     order = tuple(sorted(axes, key=lambda axis: (-strides[axis], axis)))
     row_major = dlpack.contiguous(tuple(shape[axis] for axis in order))
-    if any(shape[axis] > 1 and strides[axis] != step for axis, step in zip(order, row_major, strict=True)):
-        raise LayoutError(f"arrays of this framework have no gaps: shape {shape} with strides {strides} cannot be one")
-    return order
+    gaps = any(shape[axis] > 1 and strides[axis] != step for axis, step in zip(order, row_major, strict=True))
+    return None if gaps else order
 
 
 def _permute(tensor: dlpack.Tensor, order: tuple[int, ...]) -> None:

@@ -10,6 +10,7 @@ from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.tensor import Allocator, Result, TensorView, fill_number
 from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device, graph_memory, streams
+from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 from fp8core.runtime.releases import releases
 
 
@@ -25,6 +26,8 @@ class Framework(ABC):
     """Whether its allocator tells the per-thread default streams of threads apart, which have one handle."""
     immutable: bool = False
     """Whether its arrays cannot be written to; operations that work in place for other frameworks return new arrays."""
+    allows_gaps: bool = True
+    """Whether its arrays can have rows with gaps between them."""
 
     @abstractmethod
     def view(self, x: Any, name: str) -> TensorView:
@@ -102,16 +105,16 @@ class Framework(ABC):
     def bare_memory(self, target: Target) -> tuple[Callable[[int, int], int], Callable[[int], object]] | None:
         """Return a function that allocates memory without an array, from bytes and a stream, and one that frees it.
 
-        None if the framework has no such functions. The memory is aligned to 256 bytes, and is reused by later requests
-        on its stream as soon as it is freed.
+        None if the framework has no such functions. The memory is aligned to `SCRATCH_ALIGNMENT`, and is reused by
+        later requests on its stream as soon as it is freed.
         """
         del target
         return None
 
     def scratch(self, nbytes: int, target: Target, stream: int | None = None) -> Result:
-        """Return ``nbytes`` of memory aligned to 256 bytes, which lives as long as the result."""
-        array = self.empty((nbytes + 255,), "uint8", target, None, stream)
-        return Result(-(-array.pointer // 256) * 256, array.array)
+        """Return ``nbytes`` of memory aligned to `SCRATCH_ALIGNMENT`, which lives as long as the result."""
+        array = self.empty((nbytes + SCRATCH_ALIGNMENT - 1,), "uint8", target, None, stream)
+        return Result(-(-array.pointer // SCRATCH_ALIGNMENT) * SCRATCH_ALIGNMENT, array.array)
 
     def scratch_allocator(self, nbytes: int, target: Target) -> Allocator:
         """Return a function that allocates such a `scratch` on each call."""

@@ -19,7 +19,7 @@ from fp8core.interop.dlpack_capsule import DLPackExporters
 from fp8core.interop.float8 import DLPackView
 from fp8core.interop.frameworks import only_instance
 from fp8core.interop.launch_streams import LaunchStream
-from fp8core.interop.tensor import Result, TensorView, bytes_spanned, strides_or_contiguous
+from fp8core.interop.tensor import Result, TensorView, bytes_spanned, refused_gaps, strides_or_contiguous
 from fp8core.interop.versions import OLDEST_JAX_ARRAYS, is_older
 from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
@@ -57,6 +57,7 @@ class Jax(DLPackExporters):
     name = "jax"
     wraps = True
     immutable = True
+    allows_gaps = False
 
     def __init__(self, jax: Any) -> None:
         self._jax = jax
@@ -100,7 +101,7 @@ class Jax(DLPackExporters):
         steps = strides_or_contiguous(shape, strides)
         nbytes = bytes_spanned(shape, steps, dtype)
         if nbytes != math.prod(shape) * ITEMSIZE[dtype]:
-            raise LayoutError(f"arrays of JAX have no gaps: shape {shape} with strides {steps} cannot be one")
+            raise refused_gaps(self.name, shape, steps)
         storage = np.dtype(f"u{ITEMSIZE[dtype]}")
         if target.platform == "host":
             array = numpy_arrays.memory(shape, storage, strides, nbytes)

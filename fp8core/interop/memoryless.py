@@ -1,14 +1,14 @@
 """Arrays with shape and dtype but no memory: torch's meta and fake tensors, JAX's ShapeDtypeStruct and tracers."""
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fp8core.errors import ShapeError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.names import dtype_name
 from fp8core.interop.scalars import scalar
 
-_MEMORY = "__dlpack__", "__cuda_array_interface__", "__array_interface__"
+_MEMORY: Final = "__dlpack__", "__cuda_array_interface__", "__array_interface__"
 
 
 class Memoryless(NamedTuple):

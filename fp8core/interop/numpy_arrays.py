@@ -2,7 +2,7 @@
 
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -21,7 +21,7 @@ from fp8core.interop.tensor import (
 )
 from fp8core.problem import HOST, ITEMSIZE, Target
 
-ALIGNMENT = 64
+ALIGNMENT: Final = 64
 """The alignment of host memory in bytes: a cache line, and what XLA requires to take memory over without a copy."""
 
 

@@ -113,6 +113,11 @@ def check_aligned(pointer: int, dtype: str, name: str) -> None:
         raise LayoutError(f"{name} needs elements at multiples of {itemsize} bytes, got address {pointer:#x}")
 
 
+def refused_gaps(framework: str, shape: tuple[int, ...], strides: tuple[int, ...]) -> LayoutError:
+    """Return the error for a new array with gaps, which arrays of a framework cannot have."""
+    return LayoutError(f"an array of {framework} needs elements without gaps, got shape {shape} with strides {strides}")
+
+
 def refused_dtype(name: str, dtype: object) -> DTypeError:
     """Return the error for an operand, named by a string or an `Operand`, whose dtype is not supported."""
     return DTypeError(f"{name} needs an array of {', '.join(getattr(name, 'takes', ITEMSIZE))}, got {dtype}")

@@ -19,7 +19,6 @@ from fp8core.core.specs import TensorSpec
 from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.interop.dlpack import row_major
-from fp8core.kernels.encodings import SCRATCH_ALIGNMENT
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
@@ -33,6 +32,7 @@ from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
 from fp8core.ops.shards import EXPAND_CALLS, REQUANTIZE_CALLS
 from fp8core.problem import BLOCK, ITEMSIZE, Target
+from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 from fp8core.w8a8.calls import VARIANTS
 
 OPERATIONS: Final[dict[str, Operation]] = {

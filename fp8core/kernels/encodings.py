@@ -12,6 +12,7 @@ from fp8core.problem import (
     Quantize,
     SiluQuantize,
 )
+from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 
 FORMAT: Final = {"float8_e4m3fn": 0, "float8_e4m3fnuz": 1, "float8_e5m2": 2, "float8_e5m2fnuz": 3}
 """The template argument FORMAT."""
@@ -23,8 +24,6 @@ ACTIVATION: Final[dict[Activation, int]] = {"": 0, "gelu": 1, "gelu_tanh": 2, "s
 """The template argument ACTIVATION."""
 SCALE_FORMAT: Final = {"float32": 0, "ue8m0": 1, "ue8m0_bytes": 2}
 """The template argument SCALE_FORMAT: how scales are stored."""
-SCRATCH_ALIGNMENT: Final = 256
-"""Alignment in bytes of the scratch of a launch, and of each part of it."""
 STATIC, TENSOR, TOKEN, GROUP = range(4)
 """The template argument MODE: the origin of a scale, each with its own formula."""
 

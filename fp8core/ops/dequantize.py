@@ -17,6 +17,9 @@ from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, PER_TENSOR, Dequa
 from fp8core.runtime.plans import DequantizeNumbers
 from fp8core.types import ArrayT, DequantizeKeywords, NumpyArray, Scale, StreamKeyword, Untyped
 
+SCALE, OUT = 1, 2
+"""Indices among the operands."""
+
 
 @overload
 def dequantize(
@@ -74,7 +77,7 @@ def dequantize(
         q, scale, known = parts(q, scale, "q", "scale")
     if known is not None and group_shape is not None and known != checks.group_shape(group_shape):
         raise ScaleError(f"group_shape needs to be that of q, {tuple(known)}, or left out, got {group_shape}")
-    return DEQUANTIZE_CALLS((q, scale, out), (known or group_shape, dtype), stream)[0][2]
+    return DEQUANTIZE_CALLS((q, scale, out), (known or group_shape, dtype), stream)[0][OUT]
 
 
 def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
@@ -106,13 +109,13 @@ def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[A
         numbers = DequantizeNumbers(at.stride, *strides, stride, at.rows)
         return Planned(DEQUANTIZE.plan(problem).bind(numbers))
 
-    return Described({2: NewArray(q.shape, wide)}, plan, lambda: DEQUANTIZE.explain(problem))
+    return Described({OUT: NewArray(q.shape, wide)}, plan, lambda: DEQUANTIZE.explain(problem))
 
 
 DEQUANTIZE_CALLS: Final = Operation(
     (Operand("q", *FORMATS), ScaleOperand("scale", *SCALES), Operand("out", *HIGH_PRECISION)),
     _describe_dequantize,
-    numbers=(1,),
+    numbers=(SCALE,),
 )
 
 
@@ -143,4 +146,4 @@ def per_tensor_dequantize(q: object, scale: object, *, stream: object = None) ->
         >>> fp8core.per_tensor_dequantize(q.data, 0.5).tolist()
         [[224.0, -1.0]]
     """
-    return DEQUANTIZE_CALLS((q, scale, None), (PER_TENSOR, "float16"), stream)[0][2]
+    return DEQUANTIZE_CALLS((q, scale, None), (PER_TENSOR, "float16"), stream)[0][OUT]

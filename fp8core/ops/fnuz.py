@@ -16,6 +16,9 @@ from fp8core.problem import FORMATS, Normalize
 from fp8core.runtime.plans import NormalizeNumbers
 from fp8core.types import ArrayT, CallKeywords, NumpyArray, Scale
 
+WEIGHT, OUT, SCALE, NEW_SCALE, INPUT_SCALE, NEW_INPUT_SCALE = range(6)
+"""The indices of the operands."""
+
 
 @overload
 def normalize_e4m3fn_to_e4m3fnuz(
@@ -112,8 +115,8 @@ def _normalized(
 ) -> tuple[Any, Any, Any]:
     operands = weight, out, weight_scale, None, input_scale, None
     arrays, _ = NORMALIZE_CALLS(operands, (old, new), stream)
-    result = arrays[1] if out is None else interop.reinterpret(out, new)
-    return result, arrays[3], arrays[5]
+    result = arrays[OUT] if out is None else interop.reinterpret(out, new)
+    return result, arrays[NEW_SCALE], arrays[NEW_INPUT_SCALE]
 
 
 def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[str, str]) -> Described:
@@ -135,9 +138,9 @@ def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[st
         contiguous_count(out)
     counts = contiguous_count(scale), 0 if of_input is None else contiguous_count(of_input)
     problem = Normalize(weight.target, old, specs.alignment(weight.alignment, specs.alignment_of(out)))
-    results = {1: NewArray(weight.shape, new), 3: NewArray(scale.shape, "float32")}
+    results = {OUT: NewArray(weight.shape, new), NEW_SCALE: NewArray(scale.shape, "float32")}
     if of_input is not None:
-        results[5] = NewArray(of_input.shape, "float32")
+        results[NEW_INPUT_SCALE] = NewArray(of_input.shape, "float32")
 
     def plan() -> Planned:
         return Planned(NORMALIZE.plan(problem).bind(NormalizeNumbers(count, *counts)))
@@ -155,6 +158,6 @@ NORMALIZE_CALLS: Final = Operation(
         "new input_scale",
     ),
     _describe_normalize,
-    in_place=((1, 0),),
-    numbers=(2, 4),
+    in_place=((OUT, WEIGHT),),
+    numbers=(SCALE, INPUT_SCALE),
 )

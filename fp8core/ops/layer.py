@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from types import MemberDescriptorType
-from typing import Any, Self, Unpack, overload
+from typing import Any, Final, Self, Unpack, overload
 
 from fp8core.core import checks
 from fp8core.core.explaining import explanation_of
@@ -22,7 +22,7 @@ from fp8core.problem import GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, Group
 from fp8core.table import Explanation
 from fp8core.types import ActivationName, Array, ArrayT, CallKeywords, Fp8DType, NumpyArray, Scale, Untyped, WideDType
 
-QUANTIZE_WEIGHT_CALLS = quantize_operation("weight")
+QUANTIZE_WEIGHT_CALLS: Final = quantize_operation("weight")
 
 
 class Fp8Linear(LayerOptions):

@@ -4,8 +4,7 @@ from typing import Any
 
 from fp8core import interop
 from fp8core.interop import Operand, dtype_name
-from fp8core.kernels.encodings import round_up
-from fp8core.ops.linear_scratch import ROW_ALIGNMENT
+from fp8core.ops.linear_scratch import ROW_ALIGNMENT, aligned_strides
 from fp8core.problem import FORMATS, HIGH_PRECISION
 
 
@@ -15,10 +14,8 @@ def aligned_rows(weight: Any, dtype: Any) -> Any:
     None if contiguous rows are aligned already, on the host, and for frameworks whose arrays cannot have gaps.
     """
     at = interop.view(weight, Operand("weight", *HIGH_PRECISION))
-    n, k = at.shape
-    if k % ROW_ALIGNMENT == 0 or at.target.platform == "host" or at.framework.immutable:
+    if at.shape[-1] % ROW_ALIGNMENT == 0 or at.target.platform == "host" or not at.framework.allows_gaps:
         return None
-    stride = round_up(k, ROW_ALIGNMENT)
     name, stream = dtype_name(dtype, "dtype", FORMATS), at.framework.stream(at.target)
-    made = at.framework.empty((n, k), name, at.target, (stride, 1))
+    made = at.framework.empty(at.shape, name, at.target, aligned_strides(at.shape))
     return at.framework.wrap(made.array, stream, weight)

@@ -19,6 +19,11 @@ COMPUTED: Final = "the scale of x"
 """The name, in error messages, of a scale that the caller did not give."""
 
 
+def aligned_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of row-major codes whose rows are padded to a multiple of `ROW_ALIGNMENT`."""
+    return dlpack.row_major((*shape[:-1], round_up(shape[-1], ROW_ALIGNMENT)))
+
+
 class ScratchCodes(NamedTuple):
     """Codes and scales of x in a scratch: how they are computed, and their layout."""
 
@@ -51,7 +56,7 @@ def codes_in_scratch(
     asked = ScaleOptions(dtype, group, given, bound, "float32", layout)
     how = scaling(asked, x, x.shape, input_scale, upper)
     stride = round_up(at.cols, ROW_ALIGNMENT)
-    codes = TensorSpec("x", dtype, x.shape, (*dlpack.row_major((*x.shape[:-1], stride))[:-1], 1), x.target)
+    codes = TensorSpec("x", dtype, x.shape, aligned_strides(x.shape), x.target)
     offset = scratch_part(at.rows * stride)
     if input_scale is not None:
         return ScratchCodes(at, stride, how, x, codes, input_scale, None, offset)

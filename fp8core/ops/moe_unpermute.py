@@ -15,6 +15,9 @@ from fp8core.problem import HIGH_PRECISION, ITEMSIZE, MoeUnpermute
 from fp8core.runtime.plans import MoeUnpermuteNumbers
 from fp8core.types import Array, ArrayT, NumpyArray, UnpermuteKeywords, Untyped
 
+OUT: Final = 3
+"""The index of the result among the operands."""
+
 
 @overload
 def moe_unpermute(
@@ -70,7 +73,7 @@ def moe_unpermute(
         >>> fp8core.moe_unpermute(y, np.array([[2, 0], [1, -1]], np.int32), weights).tolist()
         [[52.0], [10.0]]
     """
-    return UNPERMUTE_CALLS((y, inverse, topk_weights, out), (out_dtype,), stream)[0][3]
+    return UNPERMUTE_CALLS((y, inverse, topk_weights, out), (out_dtype,), stream)[0][OUT]
 
 
 def _describe_unpermute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
@@ -117,7 +120,7 @@ def _describe_unpermute(operands: Sequence[TensorSpec | None], options: tuple[An
         numbers = MoeUnpermuteNumbers(tokens, at.rows, at.stride, stride)
         return Planned(MOE_UNPERMUTE.plan(countable()).bind(numbers))
 
-    return Described({3: NewArray(shape, wide)}, plan, lambda: MOE_UNPERMUTE.explain(countable()))
+    return Described({OUT: NewArray(shape, wide)}, plan, lambda: MOE_UNPERMUTE.explain(countable()))
 
 
 UNPERMUTE_CALLS: Final = Operation(

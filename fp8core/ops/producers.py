@@ -17,6 +17,11 @@ from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, NormQuantize, Sc
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
 from fp8core.types import Array, ArrayT, CupyT, NormKeywords, NumpyArray, SiluKeywords, Untyped
 
+RESIDUAL, NORM_DATA, NORM_SCALE = 2, 3, 4
+"""Indices among the operands of `rms_norm_quant`."""
+SILU_DATA, SILU_SCALE = 1, 2
+"""Indices among the operands of `silu_and_mul_quant`."""
+
 
 @overload
 def rms_norm_quant(x: Untyped, weight: Array, epsilon: float, **keywords: Unpack[NormKeywords]) -> Any: ...
@@ -106,7 +111,7 @@ def rms_norm_quant(
         round_intermediate,
     )
     arrays, group = NORM_CALLS((x, weight, residual, data, kept, upper), options, stream)
-    return quantized(arrays[3], arrays[4], group)
+    return quantized(arrays[NORM_DATA], arrays[NORM_SCALE], group)
 
 
 def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
@@ -115,8 +120,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     *scales, epsilon, round_intermediate = options
     specs.check_high_precision(x)
     at = specs.matrix(x)
-    if weight is None:
-        raise ShapeError(f"weight needs {at.cols} numbers, got None")
+    weight = specs.required(weight, "weight")
     specs.check_high_precision(weight)
     if weight.shape != (at.cols,) or (at.cols > 1 and weight.strides != (1,)):
         raise ShapeError(
@@ -149,9 +153,9 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
             stride * x.itemsize,
         ),
     )
-    results = results_of(how, x.shape, 3)
+    results = results_of(how, x.shape, NORM_DATA)
     if residual is not None:
-        results[2] = NewArray(x.shape, x.dtype)
+        results[RESIDUAL] = NewArray(x.shape, x.dtype)
 
     def plan() -> Planned:
         if not at.rows * at.cols and not how.computed():
@@ -230,7 +234,7 @@ def silu_and_mul_quant(
         eps = checks.number(eps, "eps")
     options = (dtype, group_shape, scale is not None, bound, scale_format, scale_layout, eps, round_intermediate)
     arrays, group = SILU_CALLS((x, data, kept, upper), options, stream)
-    return quantized(arrays[1], arrays[2], group)
+    return quantized(arrays[SILU_DATA], arrays[SILU_SCALE], group)
 
 
 def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
@@ -265,7 +269,7 @@ def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
         numbers = SiluNumbers(at.stride, stride, *how.strides, at.rows, how.upper, how.eps)
         return Planned(SILU_QUANTIZE.plan(problem).bind(numbers))
 
-    return Described(results_of(how, shape, 1), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
+    return Described(results_of(how, shape, SILU_DATA), plan, lambda: SILU_QUANTIZE.explain(problem), how.group_shape)
 
 
 _X: Final = Operand("x", *HIGH_PRECISION)
@@ -273,7 +277,7 @@ _SCALED: Final = Operand("out", *FORMATS), ScaleOperand("scale", *SCALES), Scale
 NORM_CALLS: Final = Operation(
     (_X, Operand("weight", *HIGH_PRECISION), Operand("residual", *HIGH_PRECISION), *_SCALED),
     _describe_norm,
-    numbers=(4,),
-    returned=(4,),
+    numbers=(NORM_SCALE,),
+    returned=(NORM_SCALE,),
 )
-SILU_CALLS: Final = Operation((_X, *_SCALED), _describe_silu, numbers=(2,), returned=(2,))
+SILU_CALLS: Final = Operation((_X, *_SCALED), _describe_silu, numbers=(SILU_SCALE,), returned=(SILU_SCALE,))

@@ -18,6 +18,8 @@ from fp8core.types import ArrayT, CallKeywords, NumpyArray, Scale, StreamKeyword
 
 MOST_ROWS: Final = 2**31 - 1
 """The most rows of a fused weight: kernels hold the ends of shards in 32 bits."""
+WEIGHT, SCALE, OUT, MAX_SCALE = range(4)
+"""The indices of the operands of `requantize_with_max_scale`."""
 
 
 @overload
@@ -79,7 +81,7 @@ def requantize_with_max_scale(
         framework = interop.framework_of(type(weight))
         out = None if framework is None or framework.immutable else weight
     arrays, _ = REQUANTIZE_CALLS((weight, weight_scale, out, None), _widths(logical_widths), stream)
-    return arrays[3], arrays[2]
+    return arrays[MAX_SCALE], arrays[OUT]
 
 
 def _widths(logical_widths: Any) -> tuple[int, ...]:
@@ -122,15 +124,15 @@ def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[in
     def plan() -> Planned:
         return Planned(REQUANTIZE.plan(problem).bind(RequantizeNumbers(at.stride, count, widths, stride)))
 
-    results = {2: NewArray(weight.shape, weight.dtype), 3: NewArray((), "float32")}
+    results = {OUT: NewArray(weight.shape, weight.dtype), MAX_SCALE: NewArray((), "float32")}
     return Described(results, plan, lambda: REQUANTIZE.explain(problem))
 
 
 REQUANTIZE_CALLS: Final = Operation(
     (Operand("weight", *FORMATS), ScaleOperand("weight_scale", "float32"), Operand("out", *FORMATS), "max_scale"),
     _describe_requantize,
-    in_place=((2, 0),),
-    numbers=(1,),
+    in_place=((OUT, WEIGHT),),
+    numbers=(SCALE,),
 )
 
 

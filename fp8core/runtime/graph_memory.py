@@ -16,8 +16,8 @@ from typing import Any, Final
 from fp8core.errors import BackendError
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
+from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 
-ALIGNMENT: Final = 256
 _NO_DESTRUCTOR_SYNC: Final = 1
 """CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only kind; the same number in HIP."""
 _MOVE: Final = 1
@@ -72,7 +72,7 @@ def scratch(nbytes: int, target: Target, stream: int) -> int:
         if size < nbytes or not pointer:
             # Requests grow in the course of a model: with doubling, all scratches of a stream together take less than
             # twice the size of the last one.
-            size = max(nbytes, 2 * size, ALIGNMENT)
+            size = max(nbytes, 2 * size, SCRATCH_ALIGNMENT)
             pointer = _allocate(arena, size, target)
             arena.scratch[own] = pointer, size
         return pointer
@@ -109,8 +109,8 @@ def _allocate(arena: _Arena, nbytes: int, target: Target) -> int:
         memory = _pool().malloc(max(nbytes, 1))
     arena.owners.append(memory)
     pointer: int = memory.ptr
-    if pointer % ALIGNMENT:
-        raise BackendError(f"CuPy's pool needs to align memory to {ALIGNMENT} bytes, got {pointer:#x}")
+    if pointer % SCRATCH_ALIGNMENT:
+        raise BackendError(f"CuPy's pool needs to align memory to {SCRATCH_ALIGNMENT} bytes, got {pointer:#x}")
     return pointer
 
 

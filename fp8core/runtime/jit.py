@@ -6,11 +6,12 @@ from typing import Final, NamedTuple
 
 from fp8core.problem import ABSENT, Target
 from fp8core.runtime import args, compiler, device, sources
-from fp8core.runtime.launches import ATTRIBUTE, AbsentLauncher, Grid, Launcher
+from fp8core.runtime.launches import ATTRIBUTE, AbsentLauncher, Dim3, Launcher
 
+COOPERATIVE: Final = 2
 CLUSTER_DIMENSION: Final = 4
 PROGRAMMATIC_STREAM_SERIALIZATION: Final = 6
-COOPERATIVE: Final = 2
+"""Attributes of launches (CUlaunchAttributeID, CU_LAUNCH_ATTRIBUTE_...), each with its value in an `ATTRIBUTE`."""
 
 Constants = tuple[tuple[str, int | float | str], ...]
 
@@ -70,7 +71,7 @@ def prepare(
     constants: Mapping[str, int | float | str],
     arguments: type,
     *,
-    block: Grid | int,
+    block: Dim3 | int,
     shared_bytes: int = 0,
     cluster: int = 1,
     programmatic: bool = False,

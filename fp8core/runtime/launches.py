@@ -33,7 +33,8 @@ TOO_LARGE: Final = (720, 912, NOT_CAPTURED)
 CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE (hipErrorCooperativeLaunchTooLarge), CUDA_ERROR_INVALID_CLUSTER_SIZE and
 `NOT_CAPTURED`."""
 
-Grid = tuple[int, int, int]
+Dim3 = tuple[int, int, int]
+"""The blocks of a grid, or the threads of a block, along x, y and z."""
 
 
 class LaunchError(BackendError):
@@ -98,7 +99,7 @@ class Bound:
     """
 
     def __init__(
-        self, launcher: "Launcher", given: Sequence[int], grid: Grid, numbers: tuple[int | float, ...]
+        self, launcher: "Launcher", given: Sequence[int], grid: Dim3, numbers: tuple[int | float, ...]
     ) -> None:
         items = launcher.items
         fixed = [i for i in range(len(items)) if i not in given]
@@ -157,7 +158,7 @@ class HipBound(Bound):
     """A kernel launched by HIP's function, which takes the configuration as separate numbers."""
 
     def __init__(
-        self, launcher: "Launcher", given: Sequence[int], grid: Grid, numbers: tuple[int | float, ...]
+        self, launcher: "Launcher", given: Sequence[int], grid: Dim3, numbers: tuple[int | float, ...]
     ) -> None:
         self._block = (*launcher.block, launcher.shared_bytes)
         self._cooperative = launcher.cooperative
@@ -200,7 +201,7 @@ class Launcher:
         function: compiler.Function,
         entry: str,
         items: Sequence[str],
-        block: Grid,
+        block: Dim3,
         shared_bytes: int,
         attributes: bytes,
         cooperative: bool = False,
@@ -210,7 +211,7 @@ class Launcher:
         self._kept = ctypes.create_string_buffer(attributes, max(len(attributes), 1))
         self.attributes = (ctypes.addressof(self._kept) if attributes else 0, len(attributes) // ATTRIBUTE.size)
 
-    def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
+    def bind(self, grid: Dim3, *numbers: int | float) -> Callable[..., None]:
         """Return a launch with ``grid`` and the constant arguments ``numbers``; it takes the stream and the other ones.
 
         The other arguments are the addresses and byte strings, in their order. Half of the host time of a launch with
@@ -223,7 +224,7 @@ class Launcher:
         varying = [i for i, item in enumerate(self.items) if item[-1] in args.VARYING]
         return BOUND[self.target.platform](self, varying, grid, numbers).launch
 
-    def bind_args(self, grid: Grid, given: Any) -> Callable[..., None]:
+    def bind_args(self, grid: Dim3, given: Any) -> Callable[..., None]:
         """Call `bind` with the numbers of ``given``, an instance of the kernel's declared arguments."""
         return self.bind(grid, *args.numbers(given))
 
@@ -234,7 +235,7 @@ class AbsentLauncher(Launcher):
     def __init__(self, target: Target, entry: str) -> None:
         super().__init__(target, compiler.Function(0, None), entry, (), (1, 1, 1), 0, b"")
 
-    def bind(self, grid: Grid, *numbers: int | float) -> Callable[..., None]:
+    def bind(self, grid: Dim3, *numbers: int | float) -> Callable[..., None]:
         """Return a launch that is not made."""
         del grid, numbers
 

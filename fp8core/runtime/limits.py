@@ -1,4 +1,7 @@
-"""The largest grid of a launch: CUDA limits the blocks along each axis, HIP also the threads."""
+"""The largest grid of a launch, and the alignment of its scratch.
+
+CUDA limits the blocks along each axis of a grid, HIP also the threads.
+"""
 
 from typing import Final
 
@@ -12,6 +15,9 @@ BLOCKS_ALONG_YZ: Final = (1 << 16) - 1
 HIP_THREADS: Final = (1 << 32) - 1
 """The most threads of a grid along each axis: a dispatch packet holds their number in 32 bits. With more,
 hipModuleLaunchKernel returns hipErrorInvalidValue."""
+
+SCRATCH_ALIGNMENT: Final = 256
+"""Alignment in bytes of the scratch of a launch, and of each part of it."""
 
 
 def blocks_along_x(target: Target, threads: int) -> int:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from fp8core.errors import UnsupportedProblemError
 from fp8core.forks import ForkSafeLock
@@ -11,7 +11,7 @@ from fp8core.table.verdicts import Explanation, verdict
 
 P = TypeVar("P", bound=tuple[Any, ...])
 
-PLANS_KEPT = 8192
+PLANS_KEPT: Final = 8192
 """Plans that a table keeps before it drops all of them: a server meets a new m with every batch."""
 
 

@@ -1,11 +1,11 @@
 """Verdicts and explanations: the status of each kernel of a table for a problem, as text."""
 
 from textwrap import fill
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.table.rows import Choice, Kernel, Unknown
 
-COLUMNS = 100
+COLUMNS: Final = 100
 """The width, in columns, of the text of a problem in an explanation."""
 
 Status = Literal["chosen", "able", "not preferred", "unable", "unknown"]

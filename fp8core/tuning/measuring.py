@@ -105,7 +105,7 @@ def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
         got = f"got {problem.target}, which is not in it"
         raise UnsupportedProblemError(f"tune needs a GPU of this machine, whose kernels it times, {got}")
     if problem.batch_invariant:
-        raise UnsupportedProblemError("a batch-invariant product has the same kernel for every m, so it is not tuned")
+        raise UnsupportedProblemError("tune needs a product whose kernel may depend on m, got a batch-invariant one")
     if not problem.m * problem.n * problem.k:
         got = f"m={problem.m} n={problem.n} k={problem.k}"
         raise UnsupportedProblemError(f"tune needs a product with elements, as it times kernels, got {got}")

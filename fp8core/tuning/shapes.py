@@ -1,18 +1,16 @@
 """`tune_shapes`: tunes the products of linear layers, given only their shapes."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 
 from fp8core import timing
 from fp8core.core.checks import is_one_of, whole_numbers
 from fp8core.core.explaining import ArraySpec
-from fp8core.errors import ScaleError, ShapeError, UnsupportedProblemError
+from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import dtype_name
-from fp8core.kernels.encodings import round_up
-from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain
 from fp8core.ops.linear import linear
-from fp8core.ops.linear_scratch import ROW_ALIGNMENT
+from fp8core.ops.linear_scratch import aligned_strides
 from fp8core.ops.quantized import Quantized
 from fp8core.ops.targets import target_of
 from fp8core.problem import (
@@ -86,6 +84,16 @@ def tune_shapes(
     return tuned([layer_product(shape, scheme, dtype, bias=bias, device=device) for shape in listed], progress)
 
 
+class LayerOptions(TypedDict, total=False):
+    """The options of `layer_call` that belong to the layer."""
+
+    bias: bool
+    static: bool
+    """Whether the scale of the input is given."""
+    weight_dtype: str | None
+    """The FP8 format of the weight; None, the default, for the E4M3 format that the device multiplies."""
+
+
 class LayerCall(NamedTuple):
     """A call of `linear` on arrays without memory."""
 
@@ -106,8 +114,8 @@ def layer_call(
 ) -> LayerCall:
     """Return the call of a linear layer of a shape (m, n, k), whose arrays are contiguous and aligned.
 
-    The rows of its weight are padded to a multiple of 16 bytes, as layers on a GPU pad them. ``static``: the scale of
-    the input is given. ``weight_dtype``: by default the E4M3 format that the device multiplies.
+    The rows of its weight are padded to a multiple of 16 bytes, as layers on a GPU pad them. `LayerOptions` says what
+    ``bias``, ``static`` and ``weight_dtype`` are.
 
     Raises:
         ShapeError: the shape does not have three positive numbers.
@@ -123,7 +131,7 @@ def layer_call(
     target = target_of(device, "device")
     of_x, of_weight = SCHEMES[scheme]
     scale_shape = (1,) if of_weight == PER_TENSOR else of_weight.scale_shape(n, k)
-    codes = ArraySpec((n, k), weight_dtype or native_e4m3(target), strides=(round_up(k, ROW_ALIGNMENT), 1))
+    codes = ArraySpec((n, k), weight_dtype or native_e4m3(target), strides=aligned_strides((n, k)))
     weight = Quantized(codes, ArraySpec(scale_shape, "float32"), of_weight)
     given: dict[str, Any] = {"bias": ArraySpec((n,), dtype)} if bias else {}
     if static:
@@ -135,10 +143,12 @@ def layer_product(
     shape: tuple[int, int, int],
     scheme: str,
     dtype: str,
-    **options: Any,
+    *,
+    device: int | str | Target | None = None,
+    **options: Unpack[LayerOptions],
 ) -> ScaledMm:
     """Return the product of a linear layer, whose weight may be read early; arguments and errors as of `layer_call`."""
-    call = layer_call(shape, scheme, dtype, **options)
+    call = layer_call(shape, scheme, dtype, device=device, **options)
     asked = explain(linear, *call.arguments, target=call.target, **call.keywords)
     return product_of(asked.problem)._replace(prefetch_weight=True)
 
@@ -165,8 +175,6 @@ def tuned(
     refuse_captures()
     found = []
     for done, product in enumerate(wanted, 1):
-        if not SCALED_MM.candidates(product):
-            raise UnsupportedProblemError(f"no kernel can run {SCALED_MM.explain(product)}")
         tuning = timed(product, times or timing.times)
         tuning.apply()
         found.append(tuning)

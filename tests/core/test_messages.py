@@ -223,6 +223,11 @@ SAID = {
         f"weight needs an FP8 dtype ({FP8}), got uint8: fp8core.Float8Array gives bytes an FP8 dtype",
     ),
     "no weight": (lambda: fp8core.linear(X, None), fp8core.DTypeError, "weight needs an array, got None"),
+    "no weight of a norm": (
+        lambda: fp8core.rms_norm_quant(X, None, 1e-6),
+        fp8core.DTypeError,
+        "weight needs an array, got None",
+    ),
     "no codes": (lambda: fp8core.dequantize(None), fp8core.DTypeError, "q needs an array, got None"),
     "no weight of a layer": (lambda: fp8core.Fp8Linear(None), fp8core.DTypeError, "weight needs an array, got None"),
     "the result of a call in the place of its function": (

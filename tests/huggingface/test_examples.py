@@ -20,7 +20,7 @@ def run(name, monkeypatch, capsys):
     return capsys.readouterr().out
 
 
-def test_the_language_model(monkeypatch, capsys):
+def test_the_example_of_a_language_model_runs_and_prints_its_error(monkeypatch, capsys):
     said = run("torch_llm.py", monkeypatch, capsys)
     assert "parameters: 2,886,144 bytes in bfloat16, 1,722,880 in FP8" in said
     assert "saved as compressed-tensors and loaded again: the same logits" in said
@@ -29,7 +29,7 @@ def test_the_language_model(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("folder")
-def test_the_embeddings(monkeypatch, capsys):
+def test_the_example_of_embeddings_runs_and_prints_its_least_cosine(monkeypatch, capsys):
     said = run("torch_embeddings.py", monkeypatch, capsys).splitlines()
     assert [line.strip().split()[0] for line in said[1:10:2]] == ["The", "Kittens", "Fold", "Each", "The"]
     cosine = float(said[-1].partition("at least ")[2].split()[0])

@@ -11,8 +11,10 @@ import pytest
 from fp8core import interop
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
+from fp8core.ops.layer_weight import aligned_rows
 from fp8core.problem import HOST, ITEMSIZE
 from support.host_arrays import codes
+from support.targets import H200
 
 # DLPack
 
@@ -150,12 +152,20 @@ def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
 
 def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
     torch = pytest.importorskip("torch")
-    with pytest.raises(LayoutError, match="have no gaps"):
+    with pytest.raises(LayoutError, match="of torch needs elements without gaps, got"):
         table.empty((4, 6), "float32", HOST, (8, 1))
     with pytest.raises(DTypeError, match=r"scale needs an array of .*float64"):
         table.view(torch.zeros(3, dtype=torch.float64), "scale")
     with pytest.raises(LayoutError, match=r"x needs an array that exports itself by DLPack, got torch\.Tensor: "):
         table.view(torch.zeros(3).to_sparse(), "x")
+
+
+def test_the_codes_of_a_weight_have_no_gaps_where_arrays_cannot_have_any(table, monkeypatch):
+    torch = pytest.importorskip("torch")
+    weight = torch.zeros(3, 5)
+    seen = table.view(weight, "weight")._replace(target=H200)
+    monkeypatch.setattr(interop, "view", lambda *_: seen)
+    assert aligned_rows(weight, "float8_e4m3fn") is None
 
 
 def test_a_type_that_offers_the_table_is_read_through_it():

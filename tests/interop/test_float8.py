@@ -98,7 +98,7 @@ def test_get_gives_the_values(dtype):
     np.testing.assert_array_equal(q.get().view(np.uint8), want.view(np.uint8))
 
 
-def test_it_says_what_it_is():
+def test_its_repr_has_its_layout_and_codes_of_other_dtypes_are_refused():
     q = Float8Array(codes(), "float8_e4m3fn")
     assert repr(q).endswith("shape=(8, 16), dtype=float8_e4m3fn, strides=(16, 1), device=cpu)")
     assert not hasattr(q, "__cuda_array_interface__")

@@ -72,7 +72,7 @@ def test_a_result_can_have_strides(framework):
 def test_a_result_can_have_gaps_where_the_framework_can(framework):
     maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     if framework == "jax":
-        with pytest.raises(LayoutError, match=r"JAX have no gaps.*\(6, 4\).*\(8, 1\)"):
+        with pytest.raises(LayoutError, match=r"of jax needs elements without gaps, .*\(6, 4\).*\(8, 1\)"):
             maker.empty((6, 4), "float32", HOST, (8, 1))
     else:
         seen = interop.view(maker.wrap(maker.empty((6, 4), "float32", HOST, (8, 1)).array), "result")

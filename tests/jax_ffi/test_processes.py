@@ -69,7 +69,7 @@ def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
     assert len(lines) == 14
 
 
-def test_what_imports_load():
+def test_jax_loads_only_what_its_programs_need_and_no_compiler_is_in_reach():
     lines = program(
         """
         import shutil, sys

@@ -262,6 +262,6 @@ def test_alignment_and_strides_of_a_spec_count():
     ],
     ids=str,
 )
-def test_what_is_no_spec(arguments, options, error):
+def test_specs_that_no_array_can_have_are_refused(arguments, options, error):
     with pytest.raises(error, match=r"needs .*, got "):
         ArraySpec(*arguments, **options)

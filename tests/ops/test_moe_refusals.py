@@ -70,7 +70,7 @@ X, IDS, ONE = np.zeros((4, 8), np.float32), np.zeros((4, 2), np.int32), np.ones(
         (lambda: moe_unpermute(X, np.broadcast_to(IDS[:1], (4, 2))), LayoutError, "inverse needs contiguous"),
     ],
 )
-def test_what_is_refused(call, error, message):
+def test_operands_that_cannot_be_meant_are_refused(call, error, message):
     with pytest.raises(error, match=message):
         call()
 

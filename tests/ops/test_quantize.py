@@ -227,7 +227,9 @@ def test_any_shape_group_and_dtype(rows, cols, group, dtype, wide, exponent):
     group=st.sampled_from([PER_TENSOR, PER_TOKEN, (-1, 1), (1, 16), GROUP_128, BLOCK_128]),
     wide=st.sampled_from(sorted(FLOATS)),
 )
-def test_any_strides(rows, cols, before, after, step, group, wide):
+def test_views_of_any_strides_are_quantized_into_views_and_nothing_between_is_written(
+    rows, cols, before, after, step, group, wide
+):
     whole = fresh((rows * step, before + cols + after), wide)
     view = whole[::step, before : before + cols]
     poisoned = np.full((rows * step, before + cols + after), 0x55, np.uint8)

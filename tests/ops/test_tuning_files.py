@@ -179,7 +179,7 @@ def test_without_a_gpu_a_file_is_one_warning(stub, monkeypatch, tmp_path):
         assert load_tunings(tmp_path / "x") == ()
 
 
-def test_where_the_file_is(stub, monkeypatch, tmp_path):
+def test_the_file_is_the_given_or_the_named_one_or_in_the_data_folder(stub, monkeypatch, tmp_path):
     assert load_tunings() == ()  # there is none, and none was named
     assert save_tunings() == tmp_path / "data" / "tunings.jsonl"
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "named"))

@@ -36,7 +36,7 @@ def bare(signature):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_signatures(name):
+def test_functions_have_the_parameters_of_vllms(name):
     assert bare(inspect.signature(getattr(w8a8, name))) == NAMES[name]
 
 

@@ -164,7 +164,7 @@ def test_a_disk_that_becomes_full(fp8core_, tmp_path):
     assert not list((tmp_path / "kernels").iterdir())
 
 
-def test_a_process_that_is_killed(fp8core_, tmp_path):
+def test_a_process_that_is_killed_is_an_error_and_keeps_what_was_compiled(fp8core_, tmp_path):
     code, said, log = fp8core_("--shapes", LAYERS, "--target", "sm_90", "--jobs", 1, KILLED="-DFP8_COLUMNS")
     assert (code, said) == (1, "")
     assert log == "error: jobs needs memory for each process that compiles, got one that was killed: fewer need less\n"
@@ -205,7 +205,9 @@ def test_there_are_no_more_processes_than_cores_that_may_be_used(monkeypatch):
         (("absent", "--target", "sm_90"), {}, 1, "cannot read absent: No such file or directory"),
     ],
 )
-def test_what_is_refused(fp8core_, tmp_path, arguments, variables, code, match):
+def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_compiled(
+    fp8core_, tmp_path, arguments, variables, code, match
+):
     left, said, log = fp8core_(*arguments, **variables)
     assert (left, said) == (code, "")
     assert re.search(match, " ".join(log.split()))

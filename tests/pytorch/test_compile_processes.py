@@ -7,7 +7,7 @@ from support.torch_tensors import run
 torch = pytest.importorskip("torch")
 
 
-def test_what_imports_load():
+def test_importing_fp8core_loads_no_torch_and_importing_its_torch_module_no_dynamo():
     program = """
         import sys
         import fp8core

@@ -66,7 +66,7 @@ class Holder(nn.Module):
         "meta",
     ],
 )
-def test_what_is_joined(holder, joined):
+def test_only_layers_that_one_product_can_replace_are_joined(holder, joined):
     model = holder()
     kept = {} if model.l0.weight.is_meta else {name: bits(x) for name, x in model.state_dict().items()}
     assert sorted(join_(model)) == joined
@@ -131,7 +131,7 @@ def arguments(layers, x):
 @pytest.mark.parametrize("scheme", ["channel", "block"])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("shape", [(K,), (1, K), (5, K), (2, 3, K)], ids=str)
-def test_the_operator(shape, apart, scheme):
+def test_the_operator_gives_the_bits_of_the_layers_wherever_their_memory_is(shape, apart, scheme):
     model, x = Holder((128, K), (256, K), scheme=scheme), wide(*shape)
     if not apart:
         join_(model)

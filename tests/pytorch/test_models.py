@@ -128,7 +128,7 @@ def test_a_layer_in_two_places_stays_one():
         ({"exclude": ["*down", "unused"]}, ("first.up", "second.up")),
     ],
 )
-def test_patterns(options, quantized):
+def test_patterns_choose_the_layers_that_are_quantized(options, quantized):
     made = model()
     report = quantize_model_(made, **options)
     assert report.quantized == quantized
@@ -136,7 +136,7 @@ def test_patterns(options, quantized):
     assert set(report.kept) == layers - set(quantized)
 
 
-def test_twice_is_once():
+def test_quantizing_twice_is_quantizing_once():
     made = model()
     first = quantize_model_(made)
     second = quantize_model_(made)

@@ -94,7 +94,7 @@ def plan_producer(
     problem: Problem,
     source: Source,
     kind: type[Numbers],
-    grid: Callable[[int, int], launches.Grid],
+    grid: Callable[[int, int], launches.Dim3],
     constants: Callable[[ProducerConfig], Mapping[str, int]],
 ) -> Plan[Numbers]:
     """Return the plan of a producer.

@@ -34,7 +34,7 @@ class SiluArgs(NamedTuple):
 def plan_silu_quantize(problem: SiluQuantize) -> Plan[SiluNumbers]:
     """Return the plan of `SILU_QUANTIZE`."""
 
-    def grid(rows: int, blocks: int) -> launches.Grid:
+    def grid(rows: int, blocks: int) -> launches.Dim3:
         return blocks, min(rows, limits.BLOCKS_ALONG_YZ), ceil_div(rows, limits.BLOCKS_ALONG_YZ)
 
     def constants(config: ProducerConfig) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from fp8core import host
 from fp8core.features import features
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_two
-from fp8core.kernels.gemm.args import Matmul, MatmulArgs, ending, ready
+from fp8core.kernels.gemm.args import Matmul, MatmulArgs, MatmulLaunch, ending, ready
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
     COUNTABLE,
@@ -245,18 +245,23 @@ def plan_decode(p: ScaledMm) -> Matmul:
     return _ready(p, launcher.bind_args((shape.blocks(p.m, p.n), 1, 1), args))
 
 
-def _ready(p: ScaledMm, multiply: Launch) -> Matmul:
-    """Return the launch of a kernel, after one that clears amax if the product finds it."""
+def clearing_amax(p: ScaledMm, launch: MatmulLaunch) -> MatmulLaunch:
+    """Return ``launch``, after one that clears amax if the product finds it."""
     if not p.amax:
-        return ready(lambda stream, *addresses: multiply(stream, *addresses[:-1]))
+        return launch
     clear = plan_clear_amax(p.target)
 
-    def launch(stream: int, *addresses: int) -> None:
-        *operands, amax, _scratch = addresses
+    def clear_and_launch(stream: int, *addresses: int) -> None:
+        *_, amax, _scratch = addresses
         clear(stream, amax)
-        multiply(stream, *operands, amax)
+        launch(stream, *addresses)
 
-    return ready(launch)
+    return clear_and_launch
+
+
+def _ready(p: ScaledMm, multiply: Launch) -> Matmul:
+    """Return the launch of a kernel that takes no scratch."""
+    return ready(clearing_amax(p, lambda stream, *addresses: multiply(stream, *addresses[:-1])))
 
 
 _ANY: Final = (ON_A_GPU, NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE)

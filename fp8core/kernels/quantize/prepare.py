@@ -63,7 +63,7 @@ def prepare(
     )
 
 
-Chosen = tuple[launches.Launcher, launches.Grid]
+Chosen = tuple[launches.Launcher, launches.Dim3]
 
 
 def plan_of(cols: int, choose: Callable[[QuantizeNumbers], Chosen]) -> Plan[QuantizeNumbers]:

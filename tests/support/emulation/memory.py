@@ -30,6 +30,13 @@ class Memory:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         return self.array(np.full(size, POISON, np.uint8).view(dtype).reshape(shape), writable=True, offset=offset)
 
+    def keep(self) -> None:
+        """Take what the arrays hold now, as a test has changed them, for what kernels have to leave as it is."""
+        self._kept = [
+            (whole, start, writable, whole[start : start + kept.nbytes].copy())
+            for whole, start, writable, kept in self._kept
+        ]
+
     def arrays(self) -> list[tuple[int, int, bool]]:
         """Return, for each array, its address, its size in bytes, and whether it may be written."""
         return [(whole.ctypes.data + start, kept.nbytes, writable) for whole, start, writable, kept in self._kept]

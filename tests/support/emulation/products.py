@@ -91,3 +91,13 @@ class EmulatedProduct:
         assert (error <= ROUNDING[self.out] * np.abs(self.want) + SUMS * (self.magnitude + 400)).all()
         if got.size >= ENOUGH:
             assert reference.relative_error(got, self.want) < BOUND[self.out]
+
+    def check_not_finite(self) -> None:
+        """Assert that NaN and infinity of an e5m2 a, and NaN of an e4m3 b, stay in their rows and channels."""
+        self.left.buffer[2, 7], self.right.buffer[11, 3], self.left.buffer[4, 9] = 0x7F, 0x7F, 0x7C
+        self.memory.keep()
+        result = self()
+        assert np.isnan(result[2]).all()
+        assert np.isnan(result[:, 11]).all()
+        assert np.isfinite(np.delete(np.delete(result, [2, 4], 0), 11, 1)).all()
+        assert not np.isfinite(result[4]).any()

@@ -15,8 +15,8 @@ from fp8core.problem import Platform
 from fp8core.runtime import device
 
 _P, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-_LAYOUT = (_P, _INT, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64)
-_ATTRIBUTE = (_P, _INT, _P, _SIZE)
+_LAYOUT: Final = (_P, _INT, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64)
+_ATTRIBUTE: Final = (_P, _INT, _P, _SIZE)
 PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
     "Create": (_P,),
     "MatmulDescCreate": (_P, _INT, _INT),
@@ -110,7 +110,7 @@ class Handle:
     Args:
         library: the library that makes it.
         kind: "MatmulDesc", "MatrixLayout" or "MatmulPreference".
-        arguments: of its Create function, after the address of the result.
+        *arguments: of its Create function, after the address of the result.
         subject: the product that it is made for, for error messages.
     """
 

@@ -90,7 +90,7 @@ def a_side(problem: ScaledMm, config: DecodeConfig) -> int:
 
 def launcher_for(
     problem: ScaledMm, config: DecodeConfig, args: type, quantizer: Mapping[str, int] | None = None
-) -> tuple[launches.Launcher, launches.Grid]:
+) -> tuple[launches.Launcher, launches.Dim3]:
     """Return the compiled kernel and its grid; ``quantizer``: A_* constants if blocks write codes of a themselves."""
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, round_up
 from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
-from fp8core.kernels.gemm.generic import plan_clear_amax
+from fp8core.kernels.gemm.generic import clearing_amax
 from fp8core.kernels.gemm.requirements import (
     CODES_AT_16,
     COUNTABLE,
@@ -47,6 +47,12 @@ class TiledArgs(NamedTuple):
     beta: Float32
 
 
+LEAST_STAGES: Final = 3
+PINGPONG_STAGES: Final = 5
+"""Least stages of ping-pong tiles, where a warpgroup may wait for its buffers while the other multiplies. One fewer is
+enough if stores wait longer (`Layout.of`)."""
+
+
 class Layout(NamedTuple):
     """The layout of a block's shared memory."""
 
@@ -82,12 +88,6 @@ class Layout(NamedTuple):
             if stages >= least:
                 break
         return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 4 * tile.received + 1024)
-
-
-LEAST_STAGES: Final = 3
-PINGPONG_STAGES: Final = 5
-"""Least stages of ping-pong tiles, where a warpgroup may wait for its buffers while the other multiplies. One fewer is
-enough if stores wait longer (`Layout.of`)."""
 
 
 def loads_scale_tiles(problem: ScaledMm) -> bool:
@@ -223,15 +223,7 @@ def tiled(problem: ScaledMm, tile: Tile | None = None) -> Matmul:
             amax,
         )
 
-    if not problem.amax:
-        return ready(launch, prefetches_weight=True)
-    clear = plan_clear_amax(problem.target)
-
-    def clear_and_launch(stream: int, *addresses: int) -> None:
-        clear(stream, addresses[7])
-        launch(stream, *addresses)
-
-    return ready(clear_and_launch, prefetches_weight=True)
+    return ready(clearing_amax(problem, launch), prefetches_weight=True)
 
 
 class _NoMaps(dict[int, bytes]):
