@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, open_files, verify_checkpoint
+from fp8core.checkpoint import inspect_checkpoint, naming, open_checkpoint, open_files, verify_checkpoint
 from fp8core.errors import CheckpointError
 from support.checkpoints import fp8, normal, write
 
@@ -111,6 +111,17 @@ def test_the_scales_of_keys_and_values_are_known(tmp_path):
         "model.layers.0.self_attn.k_proj.k_scale": "model.layers.0.self_attn.k_scale",
         "model.layers.0.self_attn.v_proj.v_scale": "model.layers.0.self_attn.v_scale",
     }
+
+
+@pytest.mark.parametrize("key", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    "suffix", ["{}_proj.{}_scale", "{}_proj.output_scale", "attn.{}_scale", "{}_scale", "{}_fake_quantizer.qscale_act"]
+)
+def test_scales_of_attention_have_one_name(key, suffix):
+    """ModelOpt, Quark, vLLM, compressed-tensors and Mistral's own files name them."""
+    name = "layers.0.attention." + suffix.format(key, key)
+    assert naming.kv_scale(name) == f"layers.0.attention.{key}_scale"
+    assert naming.kv_scale("layers.0.attention.kv_fake_quantizer.qscale_act") == "layers.0.attention.kv_scale"
 
 
 def test_a_norm_named_scale_is_no_scale_of_a_weight(tmp_path):
