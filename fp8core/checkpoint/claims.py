@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint.granularity import Granularity
@@ -78,9 +77,9 @@ class Claim(NamedTuple):
 
     def of(self, module: str) -> "Claim":
         """Return the claim about one module: that of the group that targets it by name or, if none does, by class."""
-        named = (one for one in self.groups if one._lists(module, one.targets))
-        of_class = (one for one in self.groups if any(target.endswith("Linear") for target in one.targets))
-        return next(chain(named, of_class), self)
+        named = [one for one in self.groups if one._lists(module, one.targets)]
+        of_class = [one for one in self.groups if any(target.endswith("Linear") for target in one.targets)]
+        return named[0] if named else of_class[0] if len(of_class) == 1 else self
 
     def ignores(self, module: str) -> bool:
         """Return whether the configuration says that a module is not quantized."""
@@ -132,7 +131,7 @@ def claim_of(
         return _of_headers(headers)
     if isinstance(found.get("quantization"), dict):  # hf_quant_config.json, or its content in config.json
         found = {**found, **found["quantization"]}
-    method = str(found.get("quant_method", ""))
+    method = str(found.get("quant_method", "")).lower().replace("_tensors", "-tensors")  # as vLLM reads it
     if not method and "config_groups" in found:
         method = "compressed-tensors"
     if "quant_algo" in found:  # it takes precedence over config_groups, which say less about the stored scales

@@ -100,7 +100,8 @@ KV_SCALES: Final[Mapping[str, str]] = {
 """By the suffix of a KV cache scale in any format: its suffix in compressed-tensors, after the attention module.
 
 Scales of queries count among them: attention on an FP8 cache needs both."""
-PART_OF_MODELOPT: Final = (".k_proj.k_scale", ".v_proj.v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+PART_OF_MODELOPT: Final = (".k_proj.k_scale", ".v_proj.v_scale")
+"""The suffixes of KV cache scales in ModelOpt's files; Quark's and older ones of compressed-tensors have others."""
 
 
 OTHERS: Final[Mapping[str, str]] = {

@@ -13,7 +13,9 @@ from fp8core.errors import CheckpointError
 from support.checkpoints import fp8, normal, write
 
 torch = pytest.importorskip("torch")
-from support.checkpoint_formats import FORMATS, modelopt, small_state, write_format  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from support.checkpoint_formats import FORMATS, autofp8, ct_channel, modelopt, small_state, write_format  # noqa: E402
 
 ALL = pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
 
@@ -111,6 +113,27 @@ def test_the_scales_of_keys_and_values_are_known(tmp_path):
         "model.layers.0.self_attn.k_proj.k_scale": "model.layers.0.self_attn.k_scale",
         "model.layers.0.self_attn.v_proj.v_scale": "model.layers.0.self_attn.v_scale",
     }
+
+
+@pytest.mark.parametrize("method", ["Compressed-Tensors", "compressed_tensors"])
+def test_the_method_is_read_as_vllm_reads_it(tmp_path, method):
+    write_format(ct_channel, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = method
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    claim = open_checkpoint(tmp_path).claim
+    assert (claim.format, claim.granularities) == ("compressed-tensors", {"channel"})
+
+
+def test_scales_of_what_projections_return_do_not_make_files_those_of_modelopt(tmp_path):
+    """AMD's Quark writes them, whose configuration fp8core does not know."""
+    write_format(autofp8, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{key}_proj.output_scale": torch.tensor(0.5) for key in "kv"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "quark"}}))
+    found = open_checkpoint(tmp_path)
+    assert (found.format, found.claim.variant, len(found.kv_scales())) == ("autofp8", "quark", 2)
 
 
 @pytest.mark.parametrize("key", ["q", "k", "v"])
