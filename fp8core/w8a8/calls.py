@@ -15,11 +15,11 @@ from fp8core.types import Array, DType, Scale, WideDType
 
 QUANTIZE: Final = quantize_operation("input", "output")
 QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")
-PRODUCT: Final = product_operation("qinput", "weight", stored=False)
-APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
+PRODUCT: Final = product_operation("qinput", "weight", stored=False, results=HIGH_PRECISION)
+APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False, results=HIGH_PRECISION)
 """Like all operations here, with vLLM's operand names in error messages."""
 VARIANTS: Final = {"quantize": (QUANTIZE, QUANTIZE_INPUT), "scaled_mm": (PRODUCT, APPLY)}
-"""By the name of an operation: the operations here that differ from it in the names of their operands only."""
+"""By the name of an operation: the operations here that differ from it in the names of operands and take less."""
 INPUT: Final = interop.Operand("input", *HIGH_PRECISION)
 ANY_INPUT: Final = interop.Operand("input", *HIGH_PRECISION, *FORMATS)
 OUTPUT: Final = interop.Operand("output", *FORMATS)

@@ -193,6 +193,17 @@ def test_linear_op_needs_the_scale_of_an_input_that_is_fp8():
         w8a8.Fp8LinearOp().apply(fresh_fp8((4, 32)), w.data.T, w.scale)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", None])
+def test_a_product_whose_result_would_be_fp8_is_refused(dtype):
+    """These functions have no scale of the result."""
+    w = fresh_fp8((32, 128)).T
+    with pytest.raises(DTypeError, match="out_dtype needs one of float32, float16, bfloat16, "):
+        product_of_four_rows(out_dtype=dtype)
+    if dtype is not None:
+        with pytest.raises(DTypeError, match="out_dtype needs one of float32, float16, bfloat16, "):
+            w8a8.Fp8LinearOp().apply(fresh((4, 128)), w, 1.0, out_dtype=dtype)
+
+
 def test_the_weight_functions_are_the_library_s():
     for name in ("all_close_1d", "convert_to_channelwise"):
         assert getattr(w8a8, name) is getattr(fp8core, name)
@@ -271,7 +282,8 @@ def test_what_is_no_number_and_no_array_is_refused(wrong):
 def product_of_four_rows(shape=(4, 32), **operands):
     """Call a product of four rows by vLLM's names."""
     given = {"qinput": fresh_fp8((4, 128)), "weight": fresh_fp8((32, 128)).T, "scale_a": 1.0, "scale_b": 1.0}
-    return w8a8.cutlass_w8a8_scaled_mm(**given | operands, out_dtype="float32", bias=None, output_shape=shape)
+    given["out_dtype"] = "float32"
+    return w8a8.cutlass_w8a8_scaled_mm(**given | operands, bias=None, output_shape=shape)
 
 
 @pytest.mark.parametrize(
