@@ -20,6 +20,7 @@ METHODS: Final[Mapping[str, FormatName]] = {
     "modelopt": "modelopt",
     "modelopt_fp8": "modelopt",
     "modelopt_mxfp8": "modelopt",
+    "modelopt_mixed": "modelopt",
     "fbgemm_fp8": "fbgemm_fp8",
     "mxfp8": "mxfp8",
 }

@@ -125,6 +125,16 @@ def test_the_method_is_read_as_vllm_reads_it(tmp_path, method):
     assert (claim.format, claim.granularities) == ("compressed-tensors", {"channel"})
 
 
+def test_a_mixture_of_modelopt_need_not_name_its_algorithm(tmp_path):
+    write_format(ct_channel, tmp_path)
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}
+    section = {"quant_method": "modelopt_mixed", "quantized_layers": layers, "ignore": ["*.down_proj"]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": section}))
+    found = open_checkpoint(tmp_path)
+    assert (found.format, found.claim.ignore) == ("modelopt", ("*.down_proj",))
+    assert [fault.tensor for fault in inspect_checkpoint(found).faults] == ["model.layers.0.mlp.down_proj.weight"]
+
+
 def test_scales_of_what_projections_return_do_not_make_files_those_of_modelopt(tmp_path):
     """AMD's Quark writes them, whose configuration fp8core does not know."""
     write_format(autofp8, tmp_path)
