@@ -20,6 +20,7 @@ METHODS: Final[Mapping[str, FormatName]] = {
     "modelopt": "modelopt",
     "modelopt_fp8": "modelopt",
     "modelopt_mxfp8": "modelopt",
+    "modelopt_mixed": "modelopt",
     "fbgemm_fp8": "fbgemm_fp8",
     "mxfp8": "mxfp8",
 }
@@ -72,6 +73,14 @@ class Claim(NamedTuple):
     targets: tuple[str, ...] = ()
     """For compressed-tensors: classes, names and regular expressions of the modules that are quantized; empty if not
     mentioned."""
+    groups: tuple["Claim", ...] = ()
+    """For compressed-tensors: the claims about the weights of each of its groups, if there are several."""
+
+    def of(self, module: str) -> "Claim":
+        """Return the claim about one module: that of the group that targets it by name or, if none does, by class."""
+        named = [one for one in self.groups if one._lists(module, one.targets)]
+        of_class = [one for one in self.groups if any(target.endswith("Linear") for target in one.targets)]
+        return named[0] if named else of_class[0] if len(of_class) == 1 else self
 
     def ignores(self, module: str) -> bool:
         """Return whether the configuration says that a module is not quantized."""
@@ -118,10 +127,12 @@ def claim_of(
     """
     found = section(config)
     if found is None and isinstance(modelopt.get("quantization"), dict):
-        found, file = {**modelopt["quantization"], "quant_method": "modelopt"}, MODELOPT_FILE
+        found, file = {**modelopt, "quant_method": "modelopt"}, MODELOPT_FILE
     if found is None:
         return _of_headers(headers)
-    method = str(found.get("quant_method", ""))
+    if isinstance(found.get("quantization"), dict):  # hf_quant_config.json, or its content in config.json
+        found = {**found, **found["quantization"]}
+    method = str(found.get("quant_method", "")).lower().replace("_tensors", "-tensors")  # as vLLM reads it
     if not method and "config_groups" in found:
         method = "compressed-tensors"
     if "quant_algo" in found:  # it takes precedence over config_groups, which say less about the stored scales
@@ -203,30 +214,41 @@ def _fbgemm(found: Mapping[str, Any], file: str) -> Claim:
 
 
 def _compressed_tensors(found: Mapping[str, Any], file: str) -> Claim:
-    groups = found.get("config_groups")
-    weights, activations, targets = [], [], list[str]()
-    for group in groups.values() if isinstance(groups, dict) else ():
-        if isinstance(group, dict):
-            weights.append(_fields(group.get("weights")))
-            activations.append(_fields(group.get("input_activations")))
-            targets += _patterns(group.get("targets"), "targets in the configuration")
-    granularities = frozenset(
-        _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
-    )
-    shapes = {_pair(one.get("block_structure")) for one in weights if one.get("strategy") == "block"}
-    shapes |= {GroupShape(1, one["group_size"]) for one in weights if is_side(one.get("group_size"))}
-    dynamic = {bool(one.get("dynamic")) for one in activations if one}
+    listed = found.get("config_groups")
+    named = [one for one in listed.values() if isinstance(one, dict)] if isinstance(listed, dict) else []
     cache = found.get("kv_cache_scheme")
-    return Claim(
+    claim = Claim(
         "compressed-tensors",
         file,
         str(found.get("format", "compressed-tensors")),
-        granularities,
-        shapes.pop() if len(shapes) == 1 else None,
-        ("dynamic" if dynamic.pop() else "static") if len(dynamic) == 1 else None,
-        _patterns(found.get("ignore")),
-        f"{cache.get('type', '')}{cache.get('num_bits', '')}" if isinstance(cache, dict) else "",
-        tuple(_transforms(found.get("transform_config"))),
+        ignore=_patterns(found.get("ignore")),
+        kv_cache=f"{cache.get('type', '')}{cache.get('num_bits', '')}" if isinstance(cache, dict) else "",
+        transforms=tuple(_transforms(found.get("transform_config"))),
+    )
+    each = tuple(
+        _of_groups(claim._replace(variant=str(one.get("format") or claim.variant)), [one])
+        for one in named
+        if _fields(one.get("weights"))
+    )
+    return _of_groups(claim, named)._replace(groups=each if len(named) > 1 else ())
+
+
+def _of_groups(claim: Claim, groups: Iterable[Mapping[str, Any]]) -> Claim:
+    """Return the claim about the modules of some of compressed-tensors' groups."""
+    weights, activations, targets = [], [], list[str]()
+    for group in groups:
+        weights.append(_fields(group.get("weights")))
+        activations.append(_fields(group.get("input_activations")))
+        targets += _patterns(group.get("targets"), "targets in the configuration")
+    shapes = {_pair(one.get("block_structure")) for one in weights if one.get("strategy") == "block"}
+    shapes |= {GroupShape(1, one["group_size"]) for one in weights if is_side(one.get("group_size"))}
+    dynamic = {bool(one.get("dynamic")) for one in activations if one}
+    return claim._replace(
+        granularities=frozenset(
+            _STRATEGIES[strategy] for one in weights if (strategy := str(one.get("strategy"))) in _STRATEGIES
+        ),
+        group_shape=shapes.pop() if len(shapes) == 1 else None,
+        activations=("dynamic" if dynamic.pop() else "static") if len(dynamic) == 1 else None,
         targets=tuple(targets),
     )
 
@@ -249,7 +271,7 @@ def _transforms(config: Any) -> Iterator[str]:
 
 
 def _modelopt(found: Mapping[str, Any], file: str) -> Claim:
-    algorithm = str(found.get("quant_algo", ""))
+    algorithm = str(found.get("quant_algo", "")).upper()  # ModelOpt writes fp8_pb_wo and fp8_pb_real
     cache = found.get("kv_cache_quant_algo") or found.get("kv_cache_scheme")
     claim = Claim(
         "modelopt",

@@ -90,10 +90,11 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
     claim, name = checkpoint.claim, layer.weight.name
     if claim.ignores(layer.name):
         return f"{claim.file} says that {layer.name} is not quantized, but it is FP8"
-    if claim.variant == "int-quantized":
-        return f"{claim.file} says {claim.variant}, but {name} is FP8"
     if not claim.may_cover(layer.name):
         return f"{layer.name} is FP8, but no target in {claim.file} matches it"
+    claim = claim.of(layer.name)
+    if claim.variant == "int-quantized":
+        return f"{claim.file} says {claim.variant}, but {name} is FP8"
     if layer.granularity is None:
         return ""
     granularity = "tensor" if layer.granularity == "shard" else layer.granularity
@@ -114,6 +115,7 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
 
 def other_groups(claim: Claim, layer: Layer) -> str:
     """Return how a layer's blocks or groups differ from those that the configuration claims; empty if they do not."""
+    claim = claim.of(layer.name)
     if claim.group_shape in (None, layer.group_shape) or layer.granularity not in ("block", "group"):
         return ""
     claimed, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))

@@ -83,15 +83,25 @@ KV_SCALES: Final[Mapping[str, str]] = {
     ".v_proj.v_scale": ".v_scale",
     ".k_proj.output_scale": ".k_scale",
     ".v_proj.output_scale": ".v_scale",
+    ".q_proj.output_scale": ".q_scale",
+    ".q_proj.q_scale": ".q_scale",
     ".attn.k_scale": ".k_scale",
     ".attn.v_scale": ".v_scale",
+    ".attn.q_scale": ".q_scale",
+    ".k_fake_quantizer.qscale_act": ".k_scale",
+    ".v_fake_quantizer.qscale_act": ".v_scale",
+    ".q_fake_quantizer.qscale_act": ".q_scale",
+    ".kv_fake_quantizer.qscale_act": ".kv_scale",
     ".k_scale": ".k_scale",
     ".v_scale": ".v_scale",
     ".q_scale": ".q_scale",
     ".kv_scale": ".kv_scale",
 }
-"""By the suffix of a KV cache scale in any format: its suffix in compressed-tensors, after the attention module."""
-PART_OF_MODELOPT: Final = (".k_proj.k_scale", ".v_proj.v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
+"""By the suffix of a KV cache scale in any format: its suffix in compressed-tensors, after the attention module.
+
+Scales of queries count among them: attention on an FP8 cache needs both."""
+PART_OF_MODELOPT: Final = (".k_proj.k_scale", ".v_proj.v_scale")
+"""The suffixes of KV cache scales in ModelOpt's files; Quark's and older ones of compressed-tensors have others."""
 
 
 OTHERS: Final[Mapping[str, str]] = {

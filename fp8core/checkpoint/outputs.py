@@ -1,6 +1,7 @@
 """The formats that conversions write: the names and shapes of their scales, and their configuration."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, NamedTuple
 
@@ -14,6 +15,8 @@ from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 OutputName = Literal["compressed-tensors", "deepseek", "modelopt", "comfyui"]
+KvStrategy = Literal["tensor", "attn_head"]
+"""What has a scale of the KV cache of its own: all keys or values of a layer, or those of one head."""
 
 GROUPS: Final[Mapping[str, tuple[Granularity, GroupShape]]] = {
     "channel": ("channel", PER_CHANNEL),
@@ -116,8 +119,17 @@ def input_scale_named(output: OutputName, layer: Layer) -> Named:
 
 
 def kv_scale_named(output: OutputName, name: str, shape: tuple[int, ...]) -> Named:
-    """Return the name and shape of a KV cache scale whose name in compressed-tensors is ``name``."""
-    one = shape in ((), (1,))
+    """Return the name and shape of a KV cache scale whose name in compressed-tensors is ``name``.
+
+    Raises:
+        CheckpointError: there is a scale for each head, which the format cannot say.
+    """
+    one = math.prod(shape) == 1
+    if not one and output != "compressed-tensors":
+        raise CheckpointError(
+            f"{name} needs to be one number for {output}, got shape {list(shape)}: bf16 leaves scales of the KV cache "
+            "out, and compressed-tensors takes one for each head"
+        )
     if output != "modelopt":
         return Named(name, (1,) if one else shape)
     for key in ("k", "v"):
@@ -138,7 +150,7 @@ def configuration(
     quantized: Iterable[str],
     *,
     static: bool,
-    kv_cache: bool,
+    kv_cache: KvStrategy | None,
 ) -> dict[str, Any] | None:
     """Return the quantization_config of a format; None for ComfyUI, whose weight files contain it.
 
@@ -148,7 +160,7 @@ def configuration(
         kept: name and shape of each tensor that is not FP8.
         quantized: the names of the FP8 modules.
         static: whether the file has scales of activations.
-        kv_cache: whether the file has scales of the KV cache.
+        kv_cache: what has a scale of the KV cache of its own; None if the file has none.
     """
     kept, quantized = list(kept), list(quantized)
     if output == "comfyui":
@@ -171,7 +183,7 @@ def configuration(
         group["weights"]["block_structure"] = list(goal.group_shape)
     if kv_cache:
         number = {"num_bits": 8, "type": "float", "symmetric": True}
-        compressed["kv_cache_scheme"] = {**number, "strategy": "tensor", "dynamic": False}
+        compressed["kv_cache_scheme"] = {**number, "strategy": kv_cache, "dynamic": False}
     if output == "compressed-tensors":
         return compressed
     algorithms = {"tensor": "FP8", "channel": "FP8_PER_CHANNEL_PER_TOKEN", "block": "FP8_PB_WO", "group": "MXFP8"}

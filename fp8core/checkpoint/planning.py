@@ -28,6 +28,7 @@ from fp8core.checkpoint.naming import MARKER, METADATA, ZERO_POINTS
 from fp8core.checkpoint.outputs import (
     FORMATS_OF,
     TARGETS,
+    KvStrategy,
     Named,
     OutputName,
     configuration,
@@ -188,7 +189,10 @@ class PlannedConversion:
         if self.output is None or goal is None:
             return None
         kept = [(one.name, one.shape) for one in self.checkpoint.tensors()]
-        return configuration(self.output, goal, kept, self.changes, static=self.static, kv_cache=bool(self.kv_scales))
+        kv_cache: KvStrategy | None = "tensor" if self.kv_scales else None
+        if any(self.checkpoint.all_tensors[name].elements > 1 for name in self.kv_scales):
+            kv_cache = "attn_head"
+        return configuration(self.output, goal, kept, self.changes, static=self.static, kv_cache=kv_cache)
 
     def work(self) -> Work:
         """Return the files to write."""

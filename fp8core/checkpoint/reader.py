@@ -152,15 +152,16 @@ class Checkpoint:
             return Grouping("tensor", PER_TENSOR, (1, 1)) if self.unscaled else None
         if scale.dtype not in SCALES:
             return None
+        claim = self.claim.of(naming.module_of(weight.name))
         return grouping(
             weight.name,
             weight.shape,
             scale.shape,
             scale.dtype,
-            self.claim.group_shape,
+            claim.group_shape,
             self.source.config,
-            blocks=self.claim.granularities == {"block"},
-            transposed=self.claim.format == "fbgemm_fp8",
+            blocks=claim.granularities == {"block"},
+            transposed=claim.format == "fbgemm_fp8",
         )
 
 

@@ -71,7 +71,9 @@ def claimed(claim: "Claim") -> str:
     parts = [claim.variant]
     shape = "" if claim.group_shape is None else f" of {'x'.join(map(str, claim.group_shape))}"
     if claim.granularities:
-        parts.append(f"one scale per {' or '.join(sorted(claim.granularities))}{shape}")
+        sides = {"block": shape, "group": shape}
+        scales = " or ".join(f"{one}{sides.get(one, '')}" for one in sorted(claim.granularities))
+        parts.append(f"one scale per {scales}")
     if claim.activations is not None:
         parts.append(f"{claim.activations} activations")
     if claim.kv_cache:

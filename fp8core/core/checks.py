@@ -66,7 +66,9 @@ def is_one_of(x: object, known: Collection[str]) -> bool:
 
 def flag(x: Any, name: str) -> bool:
     """Return ``x`` as a bool; it may be anything that equals True or False, which a cached call accepts as well."""
-    if type(x).__name__ not in ("bool", "bool_") and whole_number(x) not in (0, 1):
+    if x is True or x is False:  # torch.compile cannot tell the type of what a constant function returns
+        return x
+    if type(x).__name__ != "bool_" and whole_number(x) not in (0, 1):
         raise DTypeError(f"{name} needs True or False, got {x!r}")
     return bool(x)
 

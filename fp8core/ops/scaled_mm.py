@@ -1,6 +1,6 @@
 """Scaled matrix products of FP8 matrices."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, Unpack, overload
 
@@ -9,7 +9,7 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import RESULTS, checked_beta, known_activation, product_of, transposed
 from fp8core.core.specs import TensorSpec
-from fp8core.interop import Operand, ScaleOperand, eager_only
+from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -227,25 +227,31 @@ class ProductOptions(NamedTuple):
 
 
 def _describe(
-    operands: Sequence[TensorSpec | None], options: tuple[Any, ...], *, names: tuple[str, ...], stored: bool
+    operands: Sequence[TensorSpec | None],
+    options: tuple[Any, ...],
+    *,
+    names: tuple[str, ...],
+    stored: bool,
+    results: Collection[str],
 ) -> Described:
     a, b, scale_a, scale_b, bias, out, out_scale, amax = operands
     chosen = ProductOptions(*options)
     use_fast_accum = checks.flag(chosen.use_fast_accum, "use_fast_accum")
     batch_invariant = checks.flag(chosen.batch_invariant, "batch_invariant")
+    out_dtype = dtype_name(chosen.out_dtype, "out_dtype", results)
     a, b, scale_a, scale_b = (specs.required(x, name) for x, name in zip(operands[:4], names, strict=True))
     weight = b if stored else transposed(b)
     product = product_of(
-        *(a, weight, scale_a, scale_b, bias, chosen.out_dtype, out_scale, amax),
+        *(a, weight, scale_a, scale_b, bias, out_dtype, out_scale, amax),
         stored=stored,
         group_a=chosen.group_a,
         group_b=chosen.group_b,
     )
     activation, beta = known_activation(chosen.activation), checked_beta(chosen.beta, out, product.out)
     problem = product.problem(use_fast_accum, batch_invariant, out)._replace(activation=activation, beta=beta)
-    results = {OUT: NewArray(product.shape, product.out)}
+    new = {OUT: NewArray(product.shape, product.out)}
     if amax is not None:
-        results[AMAX] = NewArray((1,), "float32")
+        new[AMAX] = NewArray((1,), "float32")
 
     def plan() -> Planned:
         if product.m and product.n:
@@ -256,13 +262,22 @@ def _describe(
         clear = plan_clear_amax(product.a.target)
         return Planned(lambda stream_, *addresses: clear(stream_, addresses[AMAX]))
 
-    return Described(results, plan, lambda: SCALED_MM.explain(problem))
+    return Described(new, plan, lambda: SCALED_MM.explain(problem))
 
 
 def product_operation(
-    a: str = "a", b: str = "b", scale_a: str = "scale_a", scale_b: str = "scale_b", *, stored: bool
+    a: str = "a",
+    b: str = "b",
+    scale_a: str = "scale_a",
+    scale_b: str = "scale_b",
+    *,
+    stored: bool,
+    results: Collection[str] = RESULTS,
 ) -> Operation:
-    """Return a product operation whose error messages use these operand names, in the order of its launches."""
+    """Return a product operation whose error messages use these operand names, in the order of its launches.
+
+    ``stored`` says whether b is the weight as it is stored, ``[n, k]``, and ``results`` which dtypes a result may have.
+    """
     operands = (
         Operand(a, *FORMATS),
         Operand(b, *FORMATS),
@@ -273,7 +288,7 @@ def product_operation(
         ScaleOperand("out_scale", "float32"),
         Operand("amax", "float32"),
     )
-    describe = partial(_describe, names=operands[:4], stored=stored)
+    describe = partial(_describe, names=operands[:4], stored=stored, results=results)
     return Operation(operands, describe, scratch=True, numbers=(2, 3, 6))
 
 

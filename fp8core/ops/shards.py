@@ -149,7 +149,8 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
     """Expand scales per shard to one scale per row, without loss. The name is vLLM's (w8a8_utils).
 
     Args:
-        weight_scale: a float32 array of one scale per shard, or of a single one for all shards.
+        weight_scale: a float32 array of one scale per shard, or of a single one for all shards. The placeholders of
+            scales that were never loaded are copied, too: of a weight that was fused on disk, pass the first alone.
         logical_widths: the number of rows of each shard.
         stream: the stream to launch on, as for `quantize`.
 

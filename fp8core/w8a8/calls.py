@@ -15,16 +15,19 @@ from fp8core.types import Array, DType, Scale, WideDType
 
 QUANTIZE: Final = quantize_operation("input", "output")
 QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")
-PRODUCT: Final = product_operation("qinput", "weight", stored=False)
-APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False)
+PRODUCT: Final = product_operation("qinput", "weight", stored=False, results=HIGH_PRECISION)
+APPLY: Final = product_operation("input", "weight", "input_scale", "weight_scale", stored=False, results=HIGH_PRECISION)
 """Like all operations here, with vLLM's operand names in error messages."""
 VARIANTS: Final = {"quantize": (QUANTIZE, QUANTIZE_INPUT), "scaled_mm": (PRODUCT, APPLY)}
-"""By the name of an operation: the operations here that differ from it in the names of their operands only."""
+"""By the name of an operation: the operations here that differ from it in the names of operands and take less."""
 INPUT: Final = interop.Operand("input", *HIGH_PRECISION)
 ANY_INPUT: Final = interop.Operand("input", *HIGH_PRECISION, *FORMATS)
 OUTPUT: Final = interop.Operand("output", *FORMATS)
 WEIGHT: Final = interop.Operand("weight", *FORMATS)
 QINPUT: Final = interop.Operand("qinput", *FORMATS)
+UPPER: Final = interop.ScaleOperand("scale_ub", "float32")
+INPUT_UPPER: Final = interop.ScaleOperand("input_scale_ub", "float32")
+PER_TOKEN_IF_DYNAMIC: Final = "use_per_token_if_dynamic"
 
 
 @interop.eager_only
@@ -62,9 +65,10 @@ def scaled_fp8_quant(
         ((4, 2), [1.0])
     """
     rows = None if num_token_padding is None else checks.least_rows(num_token_padding, "num_token_padding")
-    dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
+    per_token = checks.flag(use_per_token_if_dynamic, PER_TOKEN_IF_DYNAMIC)
+    dynamic = PER_TOKEN if per_token else PER_TENSOR
     shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
-    if scale is None and use_per_token_if_dynamic and shape != PER_TOKEN:
+    if scale is None and per_token and shape != PER_TOKEN:
         raise ScaleError(f"group_shape needs {tuple(PER_TOKEN)} where use_per_token_if_dynamic is set, got {shape}")
     return quantize_by(
         QUANTIZE,
@@ -72,10 +76,17 @@ def scaled_fp8_quant(
         native_e4m3(interop.declared(input, INPUT)[1]) if output is None else fp8_of(output, OUTPUT),
         shape,
         scale=scale,
-        scale_ub=scale_ub if scale is None and shape != PER_TENSOR else None,
+        scale_ub=_upper(scale_ub, UPPER, used=scale is None and shape != PER_TENSOR),
         rows_padded=rows,
         out=output,
     )
+
+
+def _upper(x: Any, name: interop.ScaleOperand, *, used: bool) -> Any:
+    """Return an upper bound of amax, or None where it is ignored; refuse what is neither a number nor an array."""
+    if x is not None and interop.scalar(x) is None:
+        interop.declared(x, name)
+    return x if used else None
 
 
 def _product(
@@ -174,7 +185,7 @@ def rocm_per_tensor_w8a8_scaled_mm(
     scale_a: Scale,
     scale_b: Scale,
     bias: Array | None,
-    input_2d: Array | None,
+    input_2d: Array | None = None,
     output_shape: Sequence[int],
 ) -> Any:
     """Return the same as `cutlass_w8a8_scaled_mm` for the same arguments: the table chooses the kernel.
@@ -252,16 +263,19 @@ class Fp8LinearOp:
         use_per_token_if_dynamic: bool = False,
         pad_output: bool | None = None,
     ) -> None:
-        """Take vLLM's arguments.
+        """Take vLLM's arguments, those of 0.9: a later version's ``GroupShape`` is no flag and is refused.
 
         Args:
             cutlass_fp8_supported: accepted and stored, but unused; the table chooses the kernel.
             use_per_token_if_dynamic: with a dynamic scale, use one per token.
             pad_output: accepted, but unused; no kernel here needs padding.
+
+        Raises:
+            DTypeError: use_per_token_if_dynamic or pad_output is neither True nor False.
         """
         self.cutlass_fp8_supported = cutlass_fp8_supported
-        self.use_per_token_if_dynamic = use_per_token_if_dynamic
-        self.output_padding = None if not pad_output else 17
+        self.use_per_token_if_dynamic = checks.flag(use_per_token_if_dynamic, PER_TOKEN_IF_DYNAMIC)
+        self.output_padding = 17 if pad_output is not None and checks.flag(pad_output, "pad_output") else None
 
     @interop.eager_only
     def apply(
@@ -295,7 +309,8 @@ class Fp8LinearOp:
                 `fp8core.linear`.
         """
         own, _ = interop.declared(input, ANY_INPUT)
-        per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
+        given = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
+        per_token = checks.flag(given, PER_TOKEN_IF_DYNAMIC)
         data: Any = input
         scale: Any = input_scale
         dtype: Any = out_dtype
@@ -306,7 +321,7 @@ class Fp8LinearOp:
                 input_format(fp8_of(weight, WEIGHT)),
                 PER_TOKEN if per_token and input_scale is None else PER_TENSOR,
                 scale=input_scale,
-                scale_ub=input_scale_ub if per_token and input_scale is None else None,
+                scale_ub=_upper(input_scale_ub, INPUT_UPPER, used=per_token and input_scale is None),
             )
             dtype = own if out_dtype is None else out_dtype
         elif input_scale is None:

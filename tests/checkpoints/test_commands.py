@@ -89,6 +89,16 @@ def test_inspect_of_an_unquantized_file_claims_nothing(fp8core_, tmp_path):
     assert "says" not in out
 
 
+def test_inspect_names_the_shape_of_blocks_not_that_of_channels(fp8core_, tmp_path):
+    write_format(written.ct_block, tmp_path / "a")
+    config = json.loads((tmp_path / "a" / "config.json").read_text())
+    channel = written.compressed({"strategy": "channel"}, {"strategy": "token", "dynamic": True})
+    config["quantization_config"]["config_groups"]["group_1"] = channel["config_groups"]["group_0"]
+    (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+    said = fp8core_("inspect", tmp_path / "a")[1].splitlines()[1]
+    assert said.startswith("config.json says: float-quantized, one scale per block of 128x128 or channel, ")
+
+
 def test_inspect_of_a_file_names_the_configuration_beside_it(fp8core_, tmp_path):
     save_file(small_state(), tmp_path / "a.safetensors")
     assert fp8core_("quantize", tmp_path / "a.safetensors", tmp_path / "b.safetensors")[0] == 0

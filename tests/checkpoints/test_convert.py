@@ -120,6 +120,20 @@ def test_codes_stay_where_groups_are_nested_and_every_target_is_a_checkpoint_wit
     assert record["files"] == sizes
 
 
+def test_scales_of_keys_and_values_for_each_head_are_said_to_be_so(tmp_path):
+    """A reader that expects one number for a layer would not take them; other formats cannot say it."""
+    write_format(written.ct_channel, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{key}_scale": torch.full((4, 1, 1), 0.25) for key in "kv"}
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    convert_checkpoint(tmp_path / "in", tmp_path / "out", to="channel")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert config["kv_cache_scheme"]["strategy"] == "attn_head"
+    assert load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.self_attn.k_scale"].shape == (4, 1, 1)
+    with pytest.raises(CheckpointError, match=r"self_attn\.k_scale needs to be one number for modelopt, got shape \[4"):
+        plan_conversion(tmp_path / "in", to="modelopt")
+
+
 def test_two_tensors_that_would_have_one_name_are_refused(tmp_path):
     write_format(written.modelopt, tmp_path / "in")
     tensors = load_file(tmp_path / "in" / "model.safetensors")

@@ -8,12 +8,14 @@ import sys
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, open_files, verify_checkpoint
+from fp8core.checkpoint import inspect_checkpoint, naming, open_checkpoint, open_files, verify_checkpoint
 from fp8core.errors import CheckpointError
 from support.checkpoints import fp8, normal, write
 
 torch = pytest.importorskip("torch")
-from support.checkpoint_formats import FORMATS, modelopt, small_state, write_format  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from support.checkpoint_formats import FORMATS, autofp8, ct_channel, modelopt, small_state, write_format  # noqa: E402
 
 ALL = pytest.mark.parametrize("writer", FORMATS, ids=lambda writer: writer.__name__)
 
@@ -111,6 +113,48 @@ def test_the_scales_of_keys_and_values_are_known(tmp_path):
         "model.layers.0.self_attn.k_proj.k_scale": "model.layers.0.self_attn.k_scale",
         "model.layers.0.self_attn.v_proj.v_scale": "model.layers.0.self_attn.v_scale",
     }
+
+
+@pytest.mark.parametrize("method", ["Compressed-Tensors", "compressed_tensors"])
+def test_the_method_is_read_as_vllm_reads_it(tmp_path, method):
+    write_format(ct_channel, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["quant_method"] = method
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    claim = open_checkpoint(tmp_path).claim
+    assert (claim.format, claim.granularities) == ("compressed-tensors", {"channel"})
+
+
+def test_a_mixture_of_modelopt_need_not_name_its_algorithm(tmp_path):
+    write_format(ct_channel, tmp_path)
+    layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}
+    section = {"quant_method": "modelopt_mixed", "quantized_layers": layers, "ignore": ["*.down_proj"]}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": section}))
+    found = open_checkpoint(tmp_path)
+    assert (found.format, found.claim.ignore) == ("modelopt", ("*.down_proj",))
+    assert [fault.tensor for fault in inspect_checkpoint(found).faults] == ["model.layers.0.mlp.down_proj.weight"]
+
+
+def test_scales_of_what_projections_return_do_not_make_files_those_of_modelopt(tmp_path):
+    """AMD's Quark writes them, whose configuration fp8core does not know."""
+    write_format(autofp8, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors |= {f"model.layers.0.self_attn.{key}_proj.output_scale": torch.tensor(0.5) for key in "kv"}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "quark"}}))
+    found = open_checkpoint(tmp_path)
+    assert (found.format, found.claim.variant, len(found.kv_scales())) == ("autofp8", "quark", 2)
+
+
+@pytest.mark.parametrize("key", ["q", "k", "v"])
+@pytest.mark.parametrize(
+    "suffix", ["{}_proj.{}_scale", "{}_proj.output_scale", "attn.{}_scale", "{}_scale", "{}_fake_quantizer.qscale_act"]
+)
+def test_scales_of_attention_have_one_name(key, suffix):
+    """ModelOpt, Quark, vLLM, compressed-tensors and Mistral's own files name them."""
+    name = "layers.0.attention." + suffix.format(key, key)
+    assert naming.kv_scale(name) == f"layers.0.attention.{key}_scale"
+    assert naming.kv_scale("layers.0.attention.kv_fake_quantizer.qscale_act") == "layers.0.attention.kv_scale"
 
 
 def test_a_norm_named_scale_is_no_scale_of_a_weight(tmp_path):

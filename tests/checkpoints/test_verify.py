@@ -195,6 +195,57 @@ def test_the_configuration_is_compared_with_the_tensors(tmp_path):
     assert group
 
 
+def test_a_layer_is_compared_with_the_group_that_targets_it(tmp_path):
+    """By name first, then by class, as compressed-tensors and vLLM look for the group of a layer."""
+
+    def in_two_groups(out):
+        for module in ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"):
+            codes, scale = written.coded(out.linears[module], 1, 200)
+            out.add(module, codes, scale, 1, -1, scale, "weight_scale")
+        module = "model.layers.0.mlp.down_proj"
+        codes, scale = written.coded(out.linears[module], 64, 128)
+        out.add(module, codes, scale, 64, 128, scale, "weight_scale")
+        out.config = written.compressed(
+            {"strategy": "channel"}, {"strategy": "token", "dynamic": True}, "mixed-precision"
+        )
+        blocks = written.compressed({"strategy": "block", "block_structure": [64, 128]}, {"dynamic": True})
+        blocks = {**blocks["config_groups"]["group_0"], "targets": ["re:.*mlp.*"], "format": "float-quantized"}
+        out.config["config_groups"]["group_1"] = blocks
+
+    folder = tmp_path / "model"
+    written.write_format(in_two_groups, folder)
+    assert not found(folder)
+    assert open_checkpoint(folder).layers["model.layers.0.mlp.down_proj"].group_shape == (64, 128)
+    config = json.loads((folder / "config.json").read_text())
+    groups = config["quantization_config"]["config_groups"]
+    groups["group_0"]["targets"], groups["group_1"]["targets"] = ["re:.*mlp.*"], ["Linear"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert set(found(folder)) == {
+        ("scale shape", f"{DOWN}.weight"), ("config", f"{Q}.weight"), ("config", "model.layers.0.self_attn.k_proj.weight")
+    }  # fmt: skip
+    groups["group_0"]["format"] = "int-quantized"
+    (folder / "config.json").write_text(json.dumps(config))
+    told = {fault.tensor: fault.text for fault in verify_checkpoint(folder).faults}
+    assert told[f"{DOWN}.weight"] == f"config.json says int-quantized, but {DOWN}.weight is FP8"
+
+
+@pytest.mark.parametrize("algorithm", ["FP8_PB_WO", "fp8_pb_wo"])
+@pytest.mark.parametrize("file", ["hf_quant_config.json", "config.json"])
+def test_all_that_modelopt_writes_is_read(tmp_path, algorithm, file):
+    """It writes some algorithms in lower case, and older files have the content of its own file in config.json."""
+    folder = tmp_path / "model"
+    write_format(written.modelopt_blocks, folder)
+    content = json.loads((folder / "hf_quant_config.json").read_text())
+    content["quantization"] |= {"quant_algo": algorithm, "kv_cache_quant_algo": "FP8"}
+    (folder / "hf_quant_config.json").unlink()
+    whole = content if file != "config.json" else {"quantization_config": {"quant_method": "modelopt", **content}}
+    (folder / file).write_text(json.dumps(whole))
+    claim = open_checkpoint(folder).claim
+    assert (claim.file, claim.variant, claim.kv_cache, claim.ignore) == (file, "FP8_PB_WO", "FP8", ("lm_head",))
+    assert claim.granularities == {"block"}
+    assert not found(folder)
+
+
 def with_one_unquantized(folder, state):
     """A folder in compressed-tensors' format, of whose linear layers ``Q`` is not FP8."""
 

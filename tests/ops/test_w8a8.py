@@ -16,10 +16,10 @@ NAMES = {
     "Fp8LinearOp": "(cutlass_fp8_supported=None, use_per_token_if_dynamic=False, pad_output=None)",
     "dispatch_w8a8_scaled_mm": "(cutlass_fp8_supported, per_tensor_weights, per_tensor_activations, use_per_token_if_dynamic=None)",
     "scaled_fp8_quant": "(input, scale=None, num_token_padding=None, scale_ub=None, use_per_token_if_dynamic=False, output=None, group_shape=None)",
-    "rocm_per_tensor_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d, output_shape)",
-    "torch_per_tensor_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d, output_shape)",
-    "torch_per_token_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d, output_shape)",
-    "torch_channelwise_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d, output_shape)",
+    "rocm_per_tensor_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d=None, output_shape)",
+    "torch_per_tensor_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d=None, output_shape)",
+    "torch_per_token_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d=None, output_shape)",
+    "torch_channelwise_w8a8_scaled_mm": "(*, qinput, weight, out_dtype, scale_a, scale_b, bias, input_2d=None, output_shape)",
     "maybe_create_device_identity": "()",
     "cutlass_fp8_supported": "()",
     "cutlass_block_fp8_supported": "()",
@@ -74,6 +74,30 @@ def test_scaled_fp8_quant_refuses_groups_that_contradict_other_arguments():
         w8a8.scaled_fp8_quant(x, use_per_token_if_dynamic=True, group_shape=(1, 128))
     with pytest.raises(fp8core.ScaleError, match="scale_ub needs group_shape"):
         w8a8.scaled_fp8_quant(x, scale_ub=1.0, group_shape=(1, 128))
+
+
+GROUP_SHAPE = (-1, -1)  # vLLM's GroupShape.PER_TENSOR is such a tuple, and true
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        # SGLang has no scale_ub: its fourth argument is use_per_token_if_dynamic
+        ("scale_ub", lambda x, w: w8a8.scaled_fp8_quant(x, None, None, True)),
+        ("scale_ub", lambda x, w: w8a8.scaled_fp8_quant(x, 0.5, scale_ub="1200")),
+        ("use_per_token_if_dynamic", lambda x, w: w8a8.scaled_fp8_quant(x, use_per_token_if_dynamic=GROUP_SHAPE)),
+        # vLLM 0.10: Fp8LinearOp(act_quant_static, cutlass_fp8_supported, act_quant_group_shape, pad_output)
+        ("pad_output", lambda x, w: w8a8.Fp8LinearOp(False, True, GROUP_SHAPE)),
+        # vLLM 0.11: Fp8LinearOp(act_quant_static, act_quant_group_shape, pad_output)
+        ("use_per_token_if_dynamic", lambda x, w: w8a8.Fp8LinearOp(False, GROUP_SHAPE)),
+        ("use_per_token_if_dynamic", lambda x, w: w8a8.Fp8LinearOp().apply(x, w, 1.0, use_per_token_if_dynamic="no")),
+        ("input_scale_ub", lambda x, w: w8a8.Fp8LinearOp().apply(x, w, 1.0, input_scale_ub=True)),
+    ],
+)
+def test_what_stands_elsewhere_in_other_versions_is_refused(name, call):
+    """Taken by its truth, it would silently mean another scale."""
+    with pytest.raises(DTypeError, match=f"^{name} needs "):
+        call(fresh((4, 128)), fresh_fp8((32, 128)).T)
 
 
 @engines(*CUDA_FRAMEWORKS)
@@ -169,6 +193,17 @@ def test_linear_op_needs_the_scale_of_an_input_that_is_fp8():
         w8a8.Fp8LinearOp().apply(fresh_fp8((4, 32)), w.data.T, w.scale)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", None])
+def test_a_product_whose_result_would_be_fp8_is_refused(dtype):
+    """These functions have no scale of the result."""
+    w = fresh_fp8((32, 128)).T
+    with pytest.raises(DTypeError, match="out_dtype needs one of float32, float16, bfloat16, "):
+        product_of_four_rows(out_dtype=dtype)
+    if dtype is not None:
+        with pytest.raises(DTypeError, match="out_dtype needs one of float32, float16, bfloat16, "):
+            w8a8.Fp8LinearOp().apply(fresh((4, 128)), w, 1.0, out_dtype=dtype)
+
+
 def test_the_weight_functions_are_the_library_s():
     for name in ("all_close_1d", "convert_to_channelwise"):
         assert getattr(w8a8, name) is getattr(fp8core, name)
@@ -247,7 +282,8 @@ def test_what_is_no_number_and_no_array_is_refused(wrong):
 def product_of_four_rows(shape=(4, 32), **operands):
     """Call a product of four rows by vLLM's names."""
     given = {"qinput": fresh_fp8((4, 128)), "weight": fresh_fp8((32, 128)).T, "scale_a": 1.0, "scale_b": 1.0}
-    return w8a8.cutlass_w8a8_scaled_mm(**given | operands, out_dtype="float32", bias=None, output_shape=shape)
+    given["out_dtype"] = "float32"
+    return w8a8.cutlass_w8a8_scaled_mm(**given | operands, bias=None, output_shape=shape)
 
 
 @pytest.mark.parametrize(

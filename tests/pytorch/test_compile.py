@@ -290,7 +290,9 @@ def names_of_vllm(x):
         w8a8.cutlass_w8a8_scaled_mm(qinput=padded, scale_a=of_rows, output_shape=shape, **of_mm),
         w8a8.torch_per_tensor_w8a8_scaled_mm(qinput=codes, scale_a=of_x, output_shape=shape, input_2d=None, **of_mm),
         w8a8.Fp8LinearOp().apply(x + 1, w.T, scale) * 2,
-        w8a8.Fp8LinearOp(use_per_token_if_dynamic=True).apply(x, w.T, scale, input_scale_ub=1.5),
+        w8a8.Fp8LinearOp(use_per_token_if_dynamic=w8a8.cutlass_fp8_supported()).apply(
+            x, w.T, scale, input_scale_ub=1.5
+        ),
         w8a8.Fp8LinearOp().apply(codes, w.T, scale, input_scale=of_x),
     )
 
