@@ -135,13 +135,14 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         unstack_experts(model, present)
         names: Names | None = None
         kept: dict[str, str] = {}
+        scales = None if config.input_scales is None else dict(config.input_scales)
         while True:
             plan = plan_checkpoint(
                 files[0].parent,
                 scheme=scheme,
                 include=config.include,
                 exclude=excluded,
-                input_scales=config.input_scales,
+                input_scales=scales,
             )
             wanted = {one.tensor: one.module for one in plan.verdicts if one.status == "quantized"}
             if wanted or not kept:
@@ -160,8 +161,9 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
                 break
             kept |= unable
             excluded += map(only, unable)
-        scales = config.input_scales or {}
-        self._chosen = {one.name: scales.get(wanted[key]) for key, one in found.items() if one.name in names.parameters}
+            scales = None if scales is None else {name: x for name, x in scales.items() if name not in unable}
+        chosen = {one.name: wanted[key] for key, one in found.items() if one.name in names.parameters}
+        self._chosen = {name: None if scales is None else scales.get(module) for name, module in chosen.items()}
         if not self._chosen:
             why = next((f"{got} for {name}" for name, got in kept.items()), "none that the model has")
             raise CheckpointError(f"{files[0].parent} needs a weight of a linear layer of the model, got {why}")

@@ -40,6 +40,10 @@ from huggingface.cases import (  # noqa: E402
 SCHEMES = "channel", "tensor", "block", "static"
 
 
+class Own(torch.nn.Linear):
+    """A layer that cannot be replaced."""
+
+
 def static_scales(kind, folder):
     """Scales of inputs by the checkpoint's names of modules: calibrated, or of stacked experts some that are enough."""
     if kind in ("llama", "qwen3"):
@@ -99,9 +103,6 @@ def test_what_is_excluded_stays(tmp_path):
 
 
 def test_a_name_that_reads_like_a_pattern_stands_for_itself(tmp_path):
-    class Own(torch.nn.Linear):
-        """A layer that cannot be replaced."""
-
     class Odd(LlamaForCausalLM):
         def __init__(self, config):
             super().__init__(config)
@@ -119,6 +120,23 @@ def test_a_name_that_reads_like_a_pattern_stands_for_itself(tmp_path):
     for layer in model.model.layers:
         assert type(layer.mlp.get_submodule("experts[0].down_proj")) is Own
         assert type(layer.mlp.get_submodule("experts0.down_proj")) is Linear
+
+
+def test_scales_of_layers_that_cannot_be_replaced_are_not_needed(tmp_path):
+    class Odd(LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.model.layers[0].mlp.down_proj = Own(320, 128, bias=False)
+
+    Odd(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    scales = {one.module: 0.05 for one in plan_checkpoint(tmp_path).verdicts if one.status == "quantized"}
+    with pytest.warns(RuntimeWarning, match="down_proj stays unquantized"):
+        model = Odd.from_pretrained(
+            tmp_path, quantization_config=Fp8CoreConfig(scheme="static", input_scales=scales), dtype=torch.float32
+        )
+    layers = fp8_layers(model)
+    assert layers.keys() == scales.keys() - {"model.layers.0.mlp.down_proj"}
+    assert all(layer.input_scale.item() == pytest.approx(0.05) for layer in layers.values())
 
 
 def test_biases_are_those_of_the_file(tmp_path):
