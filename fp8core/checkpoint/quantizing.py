@@ -189,7 +189,7 @@ def quantize_checkpoint(
     opened = open_source(Path(source))
     opened = experts.split_experts(opened) if split_experts else opened
     plan, shards = _planned(opened, _scheme(scheme), include, exclude, input_scales)
-    _refuse(plan)
+    refuse(plan)
     found = run(_work(opened, shards, plan, scheme), Path(target), force=force, progress=progress)
     return Summary(
         target=found.given,
@@ -262,7 +262,7 @@ def _refuse_others(scales: Mapping[str, float], verdicts: Sequence[Verdict]) -> 
             raise CheckpointError(f"input_scales needs modules that are quantized, got {module!r}: {reason}")
 
 
-def _refuse(plan: Plan) -> None:
+def refuse(plan: Plan) -> None:
     """Refuse a plan whose result readers could not load, or that quantizes nothing."""
     if plan.refused:
         first, more = plan.refused[0], len(plan.refused) - 1

@@ -59,8 +59,7 @@ class Experts(nn.ModuleList):
         for name in list(original._parameters):
             delattr(original, name)
         self._original = (original,)  # in a tuple, so that it is not a submodule and not part of the state
-        own = getattr(type(original), "_apply_gate", None)
-        self._own_gate = len(layout.first) == 2 and own is not None and own is not _DEFAULT_GATE
+        self._own_gate = _has_own_gate(original, layout)
         self.train(original.training)
 
     @classmethod
@@ -181,7 +180,8 @@ def fits(original: nn.Module, layout: Layout) -> bool:
     """Return whether `Experts` computes the same as a module: no biases, no transposed or interleaved weights."""
     first = GATED if len(layout.first) == 2 else PLAIN
     own = {name: x.shape for name, x in original._parameters.items() if x is not None}
-    if set(own) != {first, DOWN} or not hasattr(original, "act_fn") or len(own[DOWN]) != 3:
+    activated = hasattr(original, "act_fn") or _has_own_gate(original, layout)
+    if set(own) != {first, DOWN} or not activated or len(own[DOWN]) != 3:
         return False
     count, hidden, inner = own[DOWN]
     others = any(True for child in original.children() for _ in child.parameters())
@@ -191,3 +191,9 @@ def fits(original: nn.Module, layout: Layout) -> bool:
         and not getattr(original, "is_transposed", False)
         and not others
     )
+
+
+def _has_own_gate(original: nn.Module, layout: Layout) -> bool:
+    """Return whether a module gates by a function of its own, not by its activation."""
+    own = getattr(type(original), "_apply_gate", None)
+    return len(layout.first) == 2 and own is not None and own is not _DEFAULT_GATE

@@ -1,6 +1,7 @@
 """The quantizer that transformers calls while it loads a model: it chooses the FP8 layers and fills them."""
 
 import copy
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -12,6 +13,7 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
+from fp8core.checkpoint.quantizing import refuse
 from fp8core.checkpoint.selection import only
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
@@ -21,7 +23,7 @@ from fp8core.torch.layers import not_finite, refused
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.grouping import group_experts_, separate_experts_
-from fp8core.transformers.names import WEIGHT, Names, has, transforms_of
+from fp8core.transformers.names import WEIGHT, Named, Names, has, transforms_of
 from fp8core.transformers.stored import as_stored, carry, complete, initialized, refuse_bad_scales, waiting
 from fp8core.transformers.unstacking import unstack_experts
 
@@ -107,9 +109,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             if named.pattern is None and named.name not in names.parameters:
                 continue  # the model has no such parameter, which transformers reports
             place = named.name.removesuffix(WEIGHT)
-            linear = modules.get(place)
-            if named.pattern is not None or type(linear) is not nn.Linear:
-                what = "one joined with others" if named.pattern is not None else f"a {type(linear).__name__}"
+            what = _other_than_linear(named, modules)
+            if what is not None:
                 hint = "fp8core convert rewrites it as bfloat16"
                 if layer.experts is not None:
                     what, hint = (
@@ -119,7 +120,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
                 raise CheckpointError(
                     f"{key} needs a linear layer of its own in {type(model).__name__}, got {what}: {hint}"
                 )
-            modules[place] = waiting(layer, linear, config.options)
+            modules[place] = waiting(layer, modules[place], config.options)
             model.set_submodule(place, modules[place])
         for key in checkpoint.kv_scales():
             place, _, leaf = names.of(key).name.rpartition(".")
@@ -133,34 +134,43 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         present = open_files(files).all_tensors
         unstack_experts(model, present)
         names: Names | None = None
+        kept: dict[str, str] = {}
+        scales = None if config.input_scales is None else dict(config.input_scales)
         while True:
             plan = plan_checkpoint(
                 files[0].parent,
                 scheme=scheme,
                 include=config.include,
                 exclude=excluded,
-                input_scales=config.input_scales,
+                input_scales=scales,
             )
-            if plan.refused:
-                raise CheckpointError(f"cannot quantize {plan.refused[0].tensor}: {plan.refused[0].reason}")
             wanted = {one.tensor: one.module for one in plan.verdicts if one.status == "quantized"}
+            if wanted or not kept:
+                refuse(plan)
             if names is None:
                 names = self._names(model, present, set(wanted))
                 modules = dict(model.named_modules())
             found = {key: names.of(key) for key in wanted if key in present}
-            unable = [
-                wanted[key]
-                for key, (name, pattern, _) in found.items()
-                if pattern is not None
-                or (name in names.parameters and type(modules.get(name.removesuffix(WEIGHT))) is not nn.Linear)
-            ]
+            unable = {
+                wanted[key]: got
+                for key, named in found.items()
+                if (named.pattern is not None or named.name in names.parameters)
+                and (got := _other_than_linear(named, modules)) is not None
+            }
             if not unable:
                 break
+            kept |= unable
             excluded += map(only, unable)
-        scales = config.input_scales or {}
-        self._chosen = {one.name: scales.get(wanted[key]) for key, one in found.items() if one.name in names.parameters}
+            scales = None if scales is None else {name: x for name, x in scales.items() if name not in unable}
+        chosen = {one.name: wanted[key] for key, one in found.items() if one.name in names.parameters}
+        self._chosen = {name: None if scales is None else scales.get(module) for name, module in chosen.items()}
         if not self._chosen:
-            raise CheckpointError(f"{files[0].parent} needs a weight to quantize, got none that the model has")
+            why = next((f"{got} for {name}" for name, got in kept.items()), "none that the model has")
+            raise CheckpointError(f"{files[0].parent} needs a weight of a linear layer of the model, got {why}")
+        if kept:
+            name, got = next(iter(kept.items()))
+            others = f" (and {len(kept) - 1} other weights)" if len(kept) > 1 else ""
+            warnings.warn(f"{name} stays unquantized: the model has {got} for it{others}", RuntimeWarning, stacklevel=3)
         config.source = plan.quantization_config
 
     def _names(self, model: Any, present: Iterable[str], fp8: set[str]) -> Names:
@@ -174,6 +184,9 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             return names
         for place, layout in layouts.items():
             model.set_submodule(place, Experts(model.get_submodule(place), layout))
+            around = model.get_submodule(place.rpartition(".")[0])
+            if not any(True for _ in around.parameters(recurse=False)):
+                around._is_hf_initialized = True  # that of Qwen3-Omni would initialize the stacked experts
         self._unstacked = frozenset(pattern for layout in layouts.values() for pattern in layout.patterns)
         return Names(model, transforms, self._unstacked)
 
@@ -246,6 +259,16 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     def is_compileable(self) -> bool:
         """True: models can be compiled."""
         return True
+
+
+def _other_than_linear(named: Named, modules: Mapping[str, nn.Module]) -> str | None:
+    """Return what a model has for a weight of the checkpoint in place of a linear layer of its own, or None."""
+    if named.pattern is not None:
+        return "one joined with others or split"
+    module = modules.get(named.name.removesuffix(WEIGHT))
+    if type(module) is nn.Linear:
+        return None
+    return "a parameter" if module is None else f"a {type(module).__name__}"
 
 
 class Quantize(ConversionOps):  # type: ignore[misc]

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from torch import nn  # noqa: E402 - after the skips
 
 from fp8core.transformers import Experts  # noqa: E402
-from fp8core.transformers.experts import Layout  # noqa: E402
+from fp8core.transformers.experts import Layout, fits  # noqa: E402
 from huggingface.cases import random_model  # noqa: E402
 
 COUNT, HIDDEN, INNER = 5, 24, 16
@@ -49,6 +49,18 @@ class Gated(Theirs):
         return self.act_fn(gate).clamp(max=self.limit) * (up + 1)
 
 
+class Sole(Gated):
+    """Without an activation beside the gate, as the experts of MiniMax-M3."""
+
+    def __init__(self):
+        super().__init__()
+        del self.act_fn
+
+    def _apply_gate(self, both):
+        gate, up = both.chunk(2, dim=-1)
+        return gate * torch.sigmoid(gate.clamp(max=self.limit)) * up
+
+
 class Plain(Theirs):
     def __init__(self):
         super().__init__(False)
@@ -78,11 +90,16 @@ def routed(tokens, each=2, seed=0, most=COUNT, hidden=HIDDEN):
 @pytest.mark.parametrize("most", [2, COUNT, COUNT + 3], ids=["few", "all", "some-of-nobody"])
 @pytest.mark.parametrize(
     ("kind", "layout"),
-    [(Gated, Layout(("gate_proj", "up_proj"), "down_proj", ())), (Plain, Layout(("w1",), "w2", ()))],
-    ids=["own-gate", "no-gate"],
+    [
+        (Gated, Layout(("gate_proj", "up_proj"), "down_proj", ())),
+        (Sole, Layout(("gate_proj", "up_proj"), "down_proj", ())),
+        (Plain, Layout(("w1",), "w2", ())),
+    ],
+    ids=["own-gate", "only-gate", "no-gate"],
 )
 def test_the_sum_over_experts(kind, layout, most, tokens):
     theirs = kind()
+    assert fits(theirs, layout)
     ours = apart(theirs, layout)
     x, index, weights = routed(tokens, most=most)
     torch.testing.assert_close(ours(x, index, weights), theirs(x, index, weights), rtol=1e-5, atol=1e-5)

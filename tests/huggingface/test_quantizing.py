@@ -8,7 +8,15 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, T5Config, T5EncoderModel  # noqa: E402 - after the skips
+from transformers import (  # noqa: E402 - after the skips
+    AutoModelForCausalLM,
+    FalconConfig,
+    GPT2Config,
+    LlamaForCausalLM,
+    T5Config,
+    T5EncoderModel,
+)
+from transformers.models.qwen3_moe import modeling_qwen3_moe  # noqa: E402
 
 import fp8core.torch  # noqa: E402
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
@@ -30,6 +38,10 @@ from huggingface.cases import (  # noqa: E402
 )
 
 SCHEMES = "channel", "tensor", "block", "static"
+
+
+class Own(torch.nn.Linear):
+    """A layer that cannot be replaced."""
 
 
 def static_scales(kind, folder):
@@ -91,9 +103,6 @@ def test_what_is_excluded_stays(tmp_path):
 
 
 def test_a_name_that_reads_like_a_pattern_stands_for_itself(tmp_path):
-    class Own(torch.nn.Linear):
-        """A layer that cannot be replaced."""
-
     class Odd(LlamaForCausalLM):
         def __init__(self, config):
             super().__init__(config)
@@ -105,10 +114,29 @@ def test_a_name_that_reads_like_a_pattern_stands_for_itself(tmp_path):
             self.post_init()
 
     Odd(CONFIGS["llama"]()).to(torch.bfloat16).save_pretrained(tmp_path)
-    model = Odd.from_pretrained(tmp_path, quantization_config=Fp8CoreConfig(), dtype=torch.bfloat16)
+    words = r"0\.mlp\.experts\[0\]\.down_proj stays unquantized: the model has a Own for it \(and 1 other weights\)"
+    with pytest.warns(RuntimeWarning, match=words):
+        model = Odd.from_pretrained(tmp_path, quantization_config=Fp8CoreConfig(), dtype=torch.bfloat16)
     for layer in model.model.layers:
         assert type(layer.mlp.get_submodule("experts[0].down_proj")) is Own
         assert type(layer.mlp.get_submodule("experts0.down_proj")) is Linear
+
+
+def test_scales_of_layers_that_cannot_be_replaced_are_not_needed(tmp_path):
+    class Odd(LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.model.layers[0].mlp.down_proj = Own(320, 128, bias=False)
+
+    Odd(CONFIGS["llama"]()).save_pretrained(tmp_path)
+    scales = {one.module: 0.05 for one in plan_checkpoint(tmp_path).verdicts if one.status == "quantized"}
+    with pytest.warns(RuntimeWarning, match="down_proj stays unquantized"):
+        model = Odd.from_pretrained(
+            tmp_path, quantization_config=Fp8CoreConfig(scheme="static", input_scales=scales), dtype=torch.float32
+        )
+    layers = fp8_layers(model)
+    assert layers.keys() == scales.keys() - {"model.layers.0.mlp.down_proj"}
+    assert all(layer.input_scale.item() == pytest.approx(0.05) for layer in layers.values())
 
 
 def test_biases_are_those_of_the_file(tmp_path):
@@ -205,6 +233,41 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
     (tmp_path / "wide" / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"needs safetensors files, got \['pytorch_model.bin'\]"):
         from_pretrained(tmp_path / "wide")
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            FalconConfig(hidden_size=64, num_hidden_layers=1, num_attention_heads=2, vocab_size=32),
+            r"needs a weight of a linear layer of the model, got a FalconLinear for transformer\.h\.0\.",
+        ),
+        (
+            GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=32),
+            r"has no weight to quantize: Conv1D: stored \[in, out",
+        ),
+    ],
+    ids=["falcon", "gpt2"],
+)
+def test_a_model_without_linear_layers_to_quantize_is_refused_with_the_reason(config, words, tmp_path):
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=words):
+        from_pretrained(tmp_path)
+
+
+def test_what_is_around_experts_does_not_initialize_them(tmp_path, monkeypatch):
+    """As Qwen3-Omni's blocks do, by the names of the stacked experts."""
+    kind = modeling_qwen3_moe.Qwen3MoePreTrainedModel
+    usual = kind._init_weights
+
+    def initialize(self, module):
+        usual(self, module)
+        if isinstance(module, modeling_qwen3_moe.Qwen3MoeSparseMoeBlock):
+            torch.nn.init.normal_(module.experts.gate_up_proj)
+
+    wanted = written("qwen3_moe", tmp_path)
+    monkeypatch.setattr(kind, "_init_weights", initialize)
+    assert distance(logits(from_pretrained(tmp_path)), wanted) < 0.15
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path):
