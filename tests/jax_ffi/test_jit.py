@@ -63,6 +63,9 @@ def test_three_axes_and_no_rows():
         x = wide(*shape)
         assert same(jax.jit(fp8core.linear)(x, w), fp8core.linear(x, w))
         assert same(tuple(jax.jit(fp8core.quantize)(x)), tuple(fp8core.quantize(x)))
+    tokens, ids = fp8core.quantize(wide(0, K), group_shape=GROUP_128), choices(0)
+    made, wanted = jax.jit(fp8core.moe_permute, static_argnums=2)(tokens, ids, 3), fp8core.moe_permute(tokens, ids, 3)
+    assert same((*made.rows, made.offs, made.inverse), (*wanted.rows, wanted.offs, wanted.inverse))
 
 
 @pytest.mark.usefixtures("cpu")
