@@ -111,7 +111,7 @@ def rms_norm_quant(
 
 def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, weight, residual, data, scale, upper = operands
-    assert x is not None
+    x = specs.required(x, "x")
     *scales, epsilon, round_intermediate = options
     specs.check_high_precision(x)
     at = specs.matrix(x)
@@ -235,7 +235,7 @@ def silu_and_mul_quant(
 
 def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, data, scale, upper = operands
-    assert x is not None
+    x = specs.required(x, "x")
     specs.check_high_precision(x)
     at = specs.matrix(x)
     if at.cols % 2:

@@ -223,6 +223,25 @@ def test_what_is_refused_while_jax_traces():
 
 
 @pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("x", lambda scale: fp8core.quantize(None, scale=scale)),
+        ("x", lambda weight: fp8core.rms_norm_quant(None, weight, 1e-6)),
+        ("x", lambda scale: fp8core.silu_and_mul_quant(None, scale=scale)),
+        ("x", lambda ids: fp8core.moe_permute(None, ids, 3)),
+        ("y", lambda inverse: fp8core.moe_unpermute(None, inverse)),
+        ("q", lambda scale: fp8core.dequantize(None, scale)),
+        ("weight", lambda scale: fp8core.requantize_with_max_scale(None, scale, [1])),
+        ("weight", lambda scale: fp8core.normalize_e4m3fn_to_e4m3fnuz(None, scale)),
+    ],
+)
+def test_none_in_place_of_the_first_array_is_refused_while_jax_traces(name, call):
+    with pytest.raises(DTypeError, match=f"^{name} needs an array, got None"):
+        jax.jit(call)(jnp.ones(1))
+
+
+@pytest.mark.usefixtures("cpu")
 @pytest.mark.parametrize("x64", [False, True])
 @pytest.mark.parametrize("number", [2, 0.1])
 def test_python_numbers_that_a_program_is_called_with_are_numbers(number, x64):
