@@ -118,10 +118,7 @@ def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ..
     if weight is None:
         raise ShapeError(f"weight needs {at.cols} numbers, got None")
     specs.check_high_precision(weight)
-    if weight.shape != (at.cols,) or (at.cols > 1 and weight.strides != (1,)):
-        raise ShapeError(
-            f"weight needs {at.cols} contiguous elements, got shape {weight.shape} with strides {weight.strides}"
-        )
+    specs.check_vector(weight, at.cols)
     specs.check_same_device(x, weight, residual)
     residual_stride = 0 if residual is None else specs.written(residual, x.shape, x.dtype).stride
     how = scaling(ScaleOptions(*scales), x, x.shape, scale, upper)
