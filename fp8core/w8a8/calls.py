@@ -62,10 +62,13 @@ def scaled_fp8_quant(
         ((4, 2), [1.0])
     """
     rows = None if num_token_padding is None else checks.least_rows(num_token_padding, "num_token_padding")
-    dynamic = PER_TOKEN if use_per_token_if_dynamic else PER_TENSOR
-    shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
-    if scale is None and use_per_token_if_dynamic and shape != PER_TOKEN:
-        raise ScaleError(f"group_shape needs {tuple(PER_TOKEN)} where use_per_token_if_dynamic is set, got {shape}")
+    per_token = checks.flag(use_per_token_if_dynamic, "use_per_token_if_dynamic")
+    dynamic = PER_TOKEN if per_token else PER_TENSOR
+    shape = checks.group_shape(group_shape) if group_shape is not None else dynamic if scale is None else PER_TOKEN
+    if scale is None and per_token and shape != PER_TOKEN:
+        raise ScaleError(
+            f"group_shape needs {tuple(PER_TOKEN)} where use_per_token_if_dynamic is set, got {tuple(shape)}"
+        )
     return quantize_by(
         QUANTIZE,
         input,
@@ -295,7 +298,8 @@ class Fp8LinearOp:
                 `fp8core.linear`.
         """
         own, _ = interop.declared(input, ANY_INPUT)
-        per_token = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
+        chosen = self.use_per_token_if_dynamic if use_per_token_if_dynamic is None else use_per_token_if_dynamic
+        per_token = checks.flag(chosen, "use_per_token_if_dynamic")
         data: Any = input
         scale: Any = input_scale
         dtype: Any = out_dtype
