@@ -180,9 +180,7 @@ def checked_beta(beta: float, out: TensorSpec | None, dtype: str) -> float:
 
 
 def _check_bias(bias: TensorSpec, n: int, out: str) -> None:
-    if bias.shape != (n,) or (n > 1 and bias.strides != (1,)):
-        got = f"got shape {bias.shape} with strides {bias.strides}"
-        raise ShapeError(f"{bias.name} needs {n} contiguous elements, {got}")
+    specs.check_vector(bias, n)
     if bias.dtype != "float32" and (bias.dtype != out or bias.dtype not in HIGH_PRECISION):
         own = f"the dtype of the result, {out}, or " if out in HIGH_PRECISION and out != "float32" else ""
         raise DTypeError(f"{bias.name} needs {own}float32, got {bias.dtype}")

@@ -162,6 +162,13 @@ def contiguous_count(x: TensorSpec) -> int:
     return count
 
 
+def check_vector(x: TensorSpec, count: int) -> None:
+    """Refuse anything but ``count`` contiguous elements along one axis."""
+    if x.shape != (count,) or (count > 1 and x.strides != (1,)):
+        error = LayoutError if x.shape == (count,) else ShapeError
+        raise error(f"{x.name} needs {count} contiguous elements, got shape {x.shape} with strides {x.strides}")
+
+
 def alignment(*multiples: int) -> int:
     """Return the largest power of two up to 16 that divides every number."""
     bits = 16

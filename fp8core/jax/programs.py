@@ -163,6 +163,8 @@ def layout_of_operand(name: str, at: int, shapes: Mapping[int, tuple[Any, ...]])
     """
     shape = shapes[at]
     axes = tuple(reversed(range(len(shape))))
+    if 0 in shape:  # XLA divides by zero where it has to transpose an array without elements
+        return axes
     if name == "scaled_mm" and at in (1, 3) and len(shape) == 2:
         return 0, 1
     scale = {"scaled_mm": 2, "scaled_mm_nt": 2, "grouped_scaled_mm_nt": 2, "linear": 4, "moe_permute": 1}.get(name)

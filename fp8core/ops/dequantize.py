@@ -82,7 +82,7 @@ def dequantize(
 
 def _describe_dequantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     q, scale, out = operands
-    assert q is not None
+    q = specs.required(q, "q")
     scale = specs.required(scale, "scale")
     specs.check_fp8(q)
     at = specs.matrix(q)

@@ -121,7 +121,7 @@ def _normalized(
 
 def _describe_normalize(operands: Sequence[TensorSpec | None], formats: tuple[str, str]) -> Described:
     weight, out, scale, _, of_input, _ = operands
-    assert weight is not None
+    weight = specs.required(weight, "weight")
     old, new = formats
     if weight.dtype != old:
         raise DTypeError(f"weight needs {old}, got {weight.dtype}")

@@ -95,7 +95,7 @@ def grouped_scaled_mm_nt(
     Raises:
         ShapeError: the matrices do not share k, or offs, a scale, the bias or ``out`` does not fit them.
         DTypeError: the call does not take the dtype of an array.
-        LayoutError: rows of a or of the weight are not contiguous, or ``out`` overlaps another array.
+        LayoutError: rows of a, of the weight or of the bias are not contiguous, or ``out`` overlaps another array.
         ScaleError: the scales do not go together, or one is missing.
         DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
             anything is launched or written.

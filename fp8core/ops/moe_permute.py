@@ -138,7 +138,7 @@ def _is_of_all(x: Quantized[Any, Any]) -> bool:
 
 def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, scale, topk_ids, *_ = operands
-    assert x is not None
+    x = specs.required(x, "x")
     experts = checks.extent(options[0], "experts")
     topk_ids = specs.required(topk_ids, "topk_ids")
     if x.dtype not in (*FORMATS, *HIGH_PRECISION):

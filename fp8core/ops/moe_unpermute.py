@@ -78,7 +78,7 @@ def moe_unpermute(
 
 def _describe_unpermute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     y, inverse, weights, out = operands
-    assert y is not None
+    y = specs.required(y, "y")
     inverse = specs.required(inverse, "inverse")
     specs.check_high_precision(y)
     if len(y.shape) != 2:

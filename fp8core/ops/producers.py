@@ -116,16 +116,13 @@ def rms_norm_quant(
 
 def _describe_norm(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, weight, residual, data, scale, upper = operands
-    assert x is not None
+    x = specs.required(x, "x")
     *scales, epsilon, round_intermediate = options
     specs.check_high_precision(x)
     at = specs.matrix(x)
     weight = specs.required(weight, "weight")
     specs.check_high_precision(weight)
-    if weight.shape != (at.cols,) or (at.cols > 1 and weight.strides != (1,)):
-        raise ShapeError(
-            f"weight needs {at.cols} contiguous elements, got shape {weight.shape} with strides {weight.strides}"
-        )
+    specs.check_vector(weight, at.cols)
     specs.check_same_device(x, weight, residual)
     residual_stride = 0 if residual is None else specs.written(residual, x.shape, x.dtype).stride
     how = scaling(ScaleOptions(*scales), x, x.shape, scale, upper)
@@ -239,7 +236,7 @@ def silu_and_mul_quant(
 
 def _describe_silu(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, data, scale, upper = operands
-    assert x is not None
+    x = specs.required(x, "x")
     specs.check_high_precision(x)
     at = specs.matrix(x)
     if at.cols % 2:

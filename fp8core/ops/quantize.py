@@ -125,7 +125,7 @@ def quantize(
 
 def _describe_quantize(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, data, scale, upper = operands
-    assert x is not None
+    x = specs.required(x, "x")
     specs.check_high_precision(x)
     at = specs.matrix(x)
     shape, rows = _padded(x, at, options[-1])

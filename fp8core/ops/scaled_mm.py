@@ -98,8 +98,8 @@ def scaled_mm(
     Raises:
         ShapeError: the matrices do not share k, or a scale, bias or ``out`` does not fit them.
         DTypeError: the call does not take the dtype of an array, beta is no number, or there is no such activation.
-        LayoutError: rows of a or columns of b are not contiguous, ``out`` overlaps another array, or beta is not 0
-            without ``out``.
+        LayoutError: rows of a, columns of b or the bias are not contiguous, ``out`` overlaps another array, or beta is
+            not 0 without ``out``.
         ScaleError: the scales do not go together, or one is missing.
         DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
             anything is launched or written.

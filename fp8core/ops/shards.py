@@ -107,7 +107,7 @@ def _shard_count(scale: TensorSpec, widths: tuple[int, ...]) -> int:
 
 def _describe_requantize(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
     weight, scale, out, _ = operands
-    assert weight is not None
+    weight = specs.required(weight, "weight")
     scale = specs.required(scale, "weight_scale")
     specs.check_fp8(weight)
     at = specs.matrix(weight)

@@ -67,9 +67,10 @@ def scaled_fp8_quant(
     rows = None if num_token_padding is None else checks.least_rows(num_token_padding, "num_token_padding")
     per_token = checks.flag(use_per_token_if_dynamic, PER_TOKEN_IF_DYNAMIC)
     dynamic = PER_TOKEN if per_token else PER_TENSOR
-    shape = group_shape if group_shape is not None else (dynamic if scale is None else PER_TOKEN)
+    shape = checks.group_shape(group_shape) if group_shape is not None else dynamic if scale is None else PER_TOKEN
     if scale is None and per_token and shape != PER_TOKEN:
-        raise ScaleError(f"group_shape needs {tuple(PER_TOKEN)} where use_per_token_if_dynamic is set, got {shape}")
+        wanted = f"{tuple(PER_TOKEN)} where {PER_TOKEN_IF_DYNAMIC} is set"
+        raise ScaleError(f"group_shape needs {wanted}, got {tuple(shape)}")
     return quantize_by(
         QUANTIZE,
         input,

@@ -306,7 +306,7 @@ REFUSED = {
     ),
     "a strided bias": (
         lambda: {"bias": fresh((GROUPS, 2 * N))[:, ::2]},
-        ShapeError,
+        LayoutError,
         "bias[i] needs 32 contiguous elements, got shape (32,) with strides (2,)",
     ),
     "out of fewer rows": (lambda: {"out": fresh((5, N))}, ShapeError, "out needs shape (6, 32), got (5, 32)"),

@@ -230,6 +230,21 @@ SAID = {
     ),
     "no codes": (lambda: fp8core.dequantize(None), fp8core.DTypeError, "q needs an array, got None"),
     "no weight of a layer": (lambda: fp8core.Fp8Linear(None), fp8core.DTypeError, "weight needs an array, got None"),
+    "a strided bias": (
+        lambda: fp8core.linear(X, CODES, SCALE, bias=fresh((512,))[::2]),
+        fp8core.LayoutError,
+        "bias needs 256 contiguous elements, got shape (256,) with strides (2,)",
+    ),
+    "a strided weight of a norm": (
+        lambda: fp8core.rms_norm_quant(X, fresh((512,))[::2], 1e-6),
+        fp8core.LayoutError,
+        "weight needs 256 contiguous elements, got shape (256,) with strides (2,)",
+    ),
+    "a weight of a norm of another length": (
+        lambda: fp8core.rms_norm_quant(X, fresh((255,)), 1e-6),
+        fp8core.ShapeError,
+        "weight needs 256 contiguous elements, got shape (255,) with strides (1,)",
+    ),
     "the result of a call in the place of its function": (
         lambda: fp8core.explain(X),
         TypeError,

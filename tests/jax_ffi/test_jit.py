@@ -63,6 +63,9 @@ def test_three_axes_and_no_rows():
         x = wide(*shape)
         assert same(jax.jit(fp8core.linear)(x, w), fp8core.linear(x, w))
         assert same(tuple(jax.jit(fp8core.quantize)(x)), tuple(fp8core.quantize(x)))
+    tokens, ids = fp8core.quantize(wide(0, K), group_shape=GROUP_128), choices(0)
+    made, wanted = jax.jit(fp8core.moe_permute, static_argnums=2)(tokens, ids, 3), fp8core.moe_permute(tokens, ids, 3)
+    assert same((*made.rows, made.offs, made.inverse), (*wanted.rows, wanted.offs, wanted.inverse))
 
 
 @pytest.mark.usefixtures("cpu")
@@ -217,6 +220,25 @@ def test_what_is_refused_while_jax_traces():
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             jax.jit(call)(x)
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("x", lambda scale: fp8core.quantize(None, scale=scale)),
+        ("x", lambda weight: fp8core.rms_norm_quant(None, weight, 1e-6)),
+        ("x", lambda scale: fp8core.silu_and_mul_quant(None, scale=scale)),
+        ("x", lambda ids: fp8core.moe_permute(None, ids, 3)),
+        ("y", lambda inverse: fp8core.moe_unpermute(None, inverse)),
+        ("q", lambda scale: fp8core.dequantize(None, scale)),
+        ("weight", lambda scale: fp8core.requantize_with_max_scale(None, scale, [1])),
+        ("weight", lambda scale: fp8core.normalize_e4m3fn_to_e4m3fnuz(None, scale)),
+    ],
+)
+def test_none_in_place_of_the_first_array_is_refused_while_jax_traces(name, call):
+    with pytest.raises(DTypeError, match=f"^{name} needs an array, got None"):
+        jax.jit(call)(jnp.ones(1))
 
 
 @pytest.mark.usefixtures("cpu")

@@ -20,7 +20,7 @@ from support import reference
 from support.emulation import CUDA, CUDA_80, HIP_32, HIP_64, EmulationError
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.quantizations import Case, run
-from support.emulation.running import empty, matrix, plans, same_bytes
+from support.emulation.running import alignment, empty, matrix, plans, same_bytes
 
 FN, FNUZ, E5M2, E5M2FNUZ = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"
 PER_COLUMN = GroupShape(-1, 1)
@@ -175,6 +175,20 @@ def test_the_flushing_of_subnormals_changes_nothing(emulator, case, flush):
     emulator.flush_subnormals = flush
     run(emulator, case, special=False)
     run(emulator, case._replace(x="float32"), special=False)
+
+
+@pytest.mark.parametrize("target", [HIP_64, HIP_32], ids=name_of)
+@pytest.mark.parametrize(("given", "meant"), [(2.0**-127, 0.0), (2.0**127, np.inf), (-(2.0**127), -np.inf)])
+def test_given_scales_and_reciprocals_below_the_normal_numbers_are_zero_on_amd(emulator, target, given, meant):
+    x = np.array([[1.0, -1.0, 0.0, -0.0, np.inf, -np.inf, 3e38]], np.float32)
+    want = reference.quantize(x, FN, PER_TENSOR, np.full((1, 1), meant, np.float32))
+    with emulator.watch() as memory:
+        source, data, scale = matrix(memory, x), empty(memory, x.shape, np.uint8), memory.array(np.float32([given]))
+        problem = Quantize(target, "float32", FN, PER_TENSOR, True, "float32", "k", x.size, alignment(source, data))
+        for kernel, launch in plans(QUANTIZE, problem):
+            where = source.pointer, x.size, data.pointer, x.size, scale.ctypes.data, 0, 0
+            launch(0, *where, 1, 1, 0, float("inf"), 1e-10)
+            same_bytes(data.values, want.codes, kernel)
 
 
 @pytest.mark.parametrize("rows", [0, 3])

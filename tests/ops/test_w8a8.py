@@ -68,12 +68,27 @@ def test_scaled_fp8_quant(engine, per_token, padding):
 
 def test_scaled_fp8_quant_refuses_groups_that_contradict_other_arguments():
     x = fresh((4, 256))
-    for group_shape in (None, (1, -1)):
+    for group_shape in (None, (1, -1), [1, -1]):
         assert w8a8.scaled_fp8_quant(x, use_per_token_if_dynamic=True, group_shape=group_shape)[1].shape == (4, 1)
+    assert w8a8.scaled_fp8_quant(x, scale_ub=1.0, group_shape=[-1, -1])[1] == np.abs(x).max() / np.float32(448)
     with pytest.raises(fp8core.ScaleError, match=r"group_shape needs \(1, -1\) where use_per_token_if_dynamic is set"):
         w8a8.scaled_fp8_quant(x, use_per_token_if_dynamic=True, group_shape=(1, 128))
     with pytest.raises(fp8core.ScaleError, match="scale_ub needs group_shape"):
         w8a8.scaled_fp8_quant(x, scale_ub=1.0, group_shape=(1, 128))
+    with pytest.raises(ShapeError, match="group_shape needs a pair of whole numbers"):
+        w8a8.scaled_fp8_quant(x, group_shape=np.array([1, 128]))
+
+
+@pytest.mark.parametrize("wrong", ["no", 2, np.ones(2)], ids=repr)
+def test_use_per_token_if_dynamic_is_true_or_false(wrong):
+    x, weight = fresh((4, 256)), fresh_fp8((64, 256)).T
+    for call in (
+        lambda: w8a8.scaled_fp8_quant(x, use_per_token_if_dynamic=wrong),
+        lambda: w8a8.Fp8LinearOp(use_per_token_if_dynamic=wrong).apply(x, weight, 1.0),
+        lambda: w8a8.Fp8LinearOp().apply(x, weight, 1.0, use_per_token_if_dynamic=wrong),
+    ):
+        with pytest.raises(DTypeError, match="use_per_token_if_dynamic needs True or False, got"):
+            call()
 
 
 GROUP_SHAPE = (-1, -1)  # vLLM's GroupShape.PER_TENSOR is such a tuple, and true

@@ -87,6 +87,7 @@ def raised(words):
         ),
         (lambda x: fp8core.moe_unpermute(x, ROUTES), fp8core.DTypeError, "inverse needs int32, got int64"),
         (lambda x: fp8core.moe_unpermute(x, None), fp8core.DTypeError, "inverse needs an array, got None"),
+        (lambda x: fp8core.moe_unpermute(None, x), fp8core.DTypeError, "y needs an array, got None"),
         (lambda x: fp8core.moe_unpermute(x, ROUTES.int(), x), fp8core.ShapeError, r"topk_weights needs shape \(5, 2\)"),
         (
             lambda x: fp8core.moe_unpermute(x, ROUTES.int(), out=x.new_ones(4, K)),
