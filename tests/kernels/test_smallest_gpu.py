@@ -87,8 +87,9 @@ def test_rows_of_experts_are_sorted_and_summed(engine, tokens):
     want, places, of = placed(ids, 5)
     assert_same_bytes(engine.numpy(offs), want)
     assert_same_bytes(engine.numpy(inverse), places)
-    assert_same_bytes(engine.codes(rows.data)[: len(of)], engine.codes(q.data)[of])
-    assert_same_bytes(engine.numpy(rows.scale)[: len(of)], engine.numpy(q.scale)[of])
+    # Rows behind the last expert's are not written: initcheck reports whoever reads them.
+    assert_same_bytes(engine.codes(rows.data[: len(of)]), engine.codes(q.data)[of])
+    assert_same_bytes(engine.numpy(rows.scale[: len(of)]), engine.numpy(q.scale)[of])
     y = fresh((ids.size, 72), spread=1)
     made = fp8core.moe_unpermute(engine.array(y), inverse, engine.array(shares))
     assert_same_bytes(engine.numpy(made), summed(y, places, shares, "bfloat16"))

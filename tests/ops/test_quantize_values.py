@@ -99,6 +99,24 @@ def test_zeros_nan_and_inf_stay_visible(engine, group_shape, dtype):
 
 
 @engines(*BOTH)
+@pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128, BLOCK_128], ids=str)
+@pytest.mark.parametrize(("x_dtype", "bits"), [("float32", 0x7F800001), ("float16", 0x7C01), ("bfloat16", 0x7F81)])
+def test_a_signaling_nan_does_not_count_in_a_scale(engine, x_dtype, bits, group_shape):
+    """The maximum of IEEE 754-2008 is NaN if an argument is a signaling one."""
+    zero = fresh((130, 384), x_dtype)
+    nan = zero.copy()
+    at = [1, 1, 129], [5, 383, 0]
+    zero[at], nan.view(f"u{nan.itemsize}")[at] = 0, bits
+    want = reference.quantize(zero, "float8_e4m3fn", tuple(group_shape))
+    got = fp8core.quantize(engine.array(nan), group_shape=group_shape)
+    assert_same_bytes(engine.numpy(got.scale).ravel(), want.scale.ravel())
+    codes = engine.codes(got.data)
+    assert (codes[at] & 0x7F == 0x7F).all()
+    codes[at] = 0
+    assert_same_bytes(codes, want.codes)
+
+
+@engines(*BOTH)
 @pytest.mark.parametrize("dtype", FP8)
 def test_all_zeros_per_tensor(engine, dtype):
     q = fp8core.quantize(engine.array(np.zeros((4, 300), np.float16)), group_shape=PER_TENSOR, dtype=dtype)
