@@ -1,5 +1,5 @@
-// Expands a scale per shard to one per row: out[row] = scales[shard of row], or scales[0] if there is only one scale. A
-// thread writes one row. The caller owes: shards.end[i] = number of rows in shards 0 to i, INT_MAX for the last shard
+// Expands a scale per shard to one per row: out[row] = scales[shard of row], or scales[0] if there is only one scale or
+// any later one is unset. A thread writes one row. The caller owes: shards.end[i] = number of rows in shards 0 to i, INT_MAX for the last shard
 // and after it.
 #pragma once
 #include "shards.cuh"
@@ -7,7 +7,10 @@
 template <int CAPACITY, int THREADS>
 DEVICE void expand_scales(const float* scales, int count, const Shards<CAPACITY>& shards, float* out, int rows) {
     const int row = static_cast<int>(block_x() * THREADS + thread_x());
-    if (row < rows) out[row] = scales[count == 1 ? 0 : shard_of(shards, row)];
+    if (row >= rows) return;
+    bool one = count == 1;
+    for (int i = 1; i < count; ++i) one |= scales[i] <= UNSET;
+    out[row] = scales[one ? 0 : shard_of(shards, row)];
 }
 
 KERNEL(FP8_THREADS)

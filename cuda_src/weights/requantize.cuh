@@ -1,5 +1,5 @@
 // Requantizes fused shards, each with a scale of its own, to the largest of the scales.
-//   max_scale = scales[0] if there is one scale or any later one is the mark "unset" (<= -448), else max(scales), NaN
+//   max_scale = scales[0] if there is one scale or any later one is the mark "unset" (<= UNSET), else max(scales), NaN
 //   if any is. out = encode(RN(RN(float(code) * scales[shard]) * RN(1 / max_scale))), clamped. Codes stay as they are
 //   in a shard whose scale is max_scale, if there is one scale or the mark, and if max_scale is 0 (below 2**-126),
 //   infinite or NaN.
@@ -26,7 +26,7 @@ DEVICE Decision decide_scale(const float* scales, int count) {
     const auto consider = [&](int i) {
         const float scale = scales[i];
         const unsigned bits = bits_of(scale), order = bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-        unset |= i > 0 && scale <= -448.0f;
+        unset |= i > 0 && scale <= UNSET;
         nan |= scale != scale;
         highest = order > highest ? order : highest;
     };

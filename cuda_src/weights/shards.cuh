@@ -2,6 +2,10 @@
 #pragma once
 #include "../common/values.cuh"
 
+// A scale but the first that is at most this stands for one that was never loaded: the weight was fused on disk, and all
+// of its shards have the first scale.
+constexpr float UNSET = -448.0f;
+
 template <int CAPACITY>
 struct Shards {
     int end[CAPACITY];

@@ -4,6 +4,7 @@ from functools import partial
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fp8core.host.codes import SMALLEST_NORMAL, decode_table, encode, reciprocal, replace
 from fp8core.host.memory import CHUNK, Codes, Workspace, matrix, vector
@@ -14,6 +15,12 @@ UNSET: Final = np.float32(-448.0)
 """A scale other than the first that is at most this marks a weight that was fused on disk."""
 
 RELATIVE_TOLERANCE: Final = np.float32(1e-5)
+
+
+def _fused_on_disk(scales: NDArray[np.float32]) -> bool:
+    """Return whether the scales of shards say that only the first was loaded, which is that of them all."""
+    with np.errstate(invalid="ignore"):
+        return bool((scales[1:] <= UNSET).any())
 
 
 def rescale_table(dtype: str, scale: np.float32, largest: np.float32) -> Codes:
@@ -41,7 +48,7 @@ def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
         codes = matrix(weight, problem.dtype, (rows, problem.cols), (n.weight_stride, 1))
         result = matrix(out, problem.dtype, (rows, problem.cols), (n.out_stride, 1))
         given = vector(scales, "float32", scales_count).copy()
-        fused_on_disk = scales_count == 1 or bool((given[1:] <= UNSET).any())
+        fused_on_disk = scales_count == 1 or _fused_on_disk(given)
         largest = given[0] if fused_on_disk else given.max()
         untouched = fused_on_disk or not SMALLEST_NORMAL <= abs(largest) < np.inf
         start, work = 0, Workspace.of(codes.size)
@@ -115,12 +122,16 @@ def plan_all_close(_problem: AllClose) -> Plan[AllCloseNumbers]:
 
 
 def plan_expand(_problem: Expand) -> Plan[ExpandNumbers]:
-    """Return the plan that writes the scale of each shard, or the single scale of all, once per row."""
+    """Return the plan that writes the scale of each shard, or the single scale of all, once per row.
+
+    As in `plan_requantize`, all shards have the first scale if one other than that is at most -448.
+    """
 
     def launch(n: ExpandNumbers, _stream: int, scales: int, out: int) -> None:
         """Write ``sum(widths)`` fp32 numbers to ``out``."""
         widths, scales_count = n.widths, n.scales_count
-        given = np.broadcast_to(vector(scales, "float32", scales_count), len(widths))
-        vector(out, "float32", sum(widths))[:] = np.repeat(given, widths)
+        given = vector(scales, "float32", scales_count)
+        kept = given[:1] if _fused_on_disk(given) else given
+        vector(out, "float32", sum(widths))[:] = np.repeat(np.broadcast_to(kept, len(widths)), widths)
 
     return Plan(ExpandNumbers, lambda numbers: partial(launch, numbers))

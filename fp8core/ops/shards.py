@@ -148,9 +148,12 @@ def convert_to_channelwise(
 def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], *, stream: object = None) -> Any:
     """Expand scales per shard to one scale per row, without loss. The name is vLLM's (w8a8_utils).
 
+    If any scale but the first is the placeholder of a scale that was never loaded (the lowest float, or anything <=
+    -448), the weight was fused on disk, and all rows have the first scale, by the rule of `requantize_with_max_scale`.
+    vLLM's function gives the rows of such shards the placeholder.
+
     Args:
-        weight_scale: a float32 array of one scale per shard, or of a single one for all shards. The placeholders of
-            scales that were never loaded are copied, too: of a weight that was fused on disk, pass the first alone.
+        weight_scale: a float32 array of one scale per shard, or of a single one for all shards.
         logical_widths: the number of rows of each shard.
         stream: the stream to launch on, as for `quantize`.
 
@@ -172,8 +175,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
 
 
 def _describe_expand(operands: Sequence[TensorSpec | None], widths: tuple[int, ...]) -> Described:
-    scale = operands[0]
-    assert scale is not None
+    scale = specs.required(operands[0], "weight_scale")
     count, rows = _shard_count(scale, widths), sum(widths)
     problem = Expand(scale.target, len(widths))
 

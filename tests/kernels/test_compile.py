@@ -23,7 +23,7 @@ REGISTERS = {
     "clear_amax": 16,
     "count_experts": 56,
     "dequantize": 48,
-    "expand": 16,
+    "expand": 24,
     "generic_decode": 256,
     "generic_mma": 256,
     "generic_grouped": 256,

@@ -199,7 +199,10 @@ def test_all_close_is_numpy_s(emulator, target, values, want):
 @TARGETS
 @pytest.mark.parametrize(
     ("widths", "scales"),
-    [((3, 0, 500), (1.0, 2.0, 3.0)), ((5, 6), (4.0,)), (tuple([2] * 70), tuple(range(70)))],
+    [
+        *[((3, 0, 500), (1.0, 2.0, 3.0)), ((5, 6), (4.0,)), (tuple([2] * 70), tuple(range(70)))],
+        *[((3, 4, 5), (1.0, 2.0, -448.0)), ((3, 4, 5), (-448.0, 2.0, 3.0))],
+    ],
     ids=str,
 )
 def test_expand_repeats_scales(emulator, target, widths, scales):
@@ -208,4 +211,4 @@ def test_expand_repeats_scales(emulator, target, widths, scales):
         scale, out = memory.array(given), memory.empty((sum(widths),), np.float32)
         for _, launch in plans(EXPAND, Expand(target, len(widths))):
             launch(0, scale.ctypes.data, given.size, widths, out.ctypes.data)
-            assert (out == np.repeat(np.broadcast_to(given, len(widths)), widths)).all()
+            assert (out == reference.expand(given, widths)[:, 0]).all()

@@ -48,7 +48,7 @@ def requantize_with_max_scale(draw: Draw, arena: Arena, engine: Any) -> Case:
 def convert_to_channelwise(draw: Draw, arena: Arena, engine: Any) -> Case:
     """Draw shards and their scales."""
     widths, values = _shards(draw)
-    want = np.repeat(np.broadcast_to(values.reshape(-1), len(widths)), widths).reshape(-1, 1)
+    want = reference.expand(values, widths)
 
     def check(result: Any) -> None:
         same(np.asarray(engine.numpy(result)), want, "scales")

@@ -168,10 +168,22 @@ def dequantize(codes: np.ndarray, dtype: str, scale: np.ndarray, group_shape: tu
         return decode(codes, dtype) * spread(np.asarray(scale, np.float32), group_shape, codes.shape)
 
 
+def fused_on_disk(scales: np.ndarray) -> bool:
+    """Return whether scales of shards after the first are placeholders of scales that were never loaded."""
+    return bool((scales[1:] <= -448).any())
+
+
+def expand(scales: np.ndarray, widths: list[int]) -> np.ndarray:
+    """Return the scale of each row of fused shards (section 4)."""
+    scales = np.asarray(scales, np.float32).reshape(-1)
+    each = np.broadcast_to(scales[:1] if fused_on_disk(scales) else scales, len(widths))
+    return np.repeat(each, widths)[:, None]
+
+
 def requantize(codes: np.ndarray, dtype: str, scales: np.ndarray, widths: list[int]) -> tuple[np.float32, np.ndarray]:
     """Return the largest scale of fused shards, and the shards' codes at that scale (section 4)."""
     scales = np.asarray(scales, np.float32).reshape(-1)
-    if scales.size == 1 or (scales[1:] <= -448).any():
+    if scales.size == 1 or fused_on_disk(scales):
         return scales[0], codes.copy()
     largest, out, start = scales.max(), codes.copy(), 0
     if not SMALLEST_NORMAL <= abs(largest) < np.inf:
