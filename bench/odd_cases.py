@@ -97,6 +97,7 @@ class Product(NamedTuple):
             prefetch_weight=True,
             codes_alignment=codes_alignment,
             out_alignment=out_alignment,
+            scale_a_alignment=STEP,
             activation=self.activation,
             beta=self.beta,
         )
