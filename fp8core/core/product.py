@@ -38,9 +38,7 @@ class Product(NamedTuple):
         """The shape of the result."""
         return (*self.a.shape[:-1], self.n)
 
-    def problem(
-        self, use_fast_accum: bool, batch_invariant: bool, out: TensorSpec | None, prefetch_weight: bool = False
-    ) -> ScaledMm:
+    def problem(self, use_fast_accum: bool, batch_invariant: bool, out: TensorSpec | None) -> ScaledMm:
         """Return the problem with the result in ``out``, or in memory yet to be allocated."""
         ldo = specs.result_stride(out, self.a, self.shape, self.out)
         optional = (x.alignment for x in (self.bias, self.amax) if x is not None)
@@ -68,7 +66,6 @@ class Product(NamedTuple):
             ldo=ldo,
             alignment=min(codes_alignment, out_alignment),
             vectors_alignment=specs.alignment(self.scale_a.alignment, self.scale_b.alignment, *optional),
-            prefetch_weight=prefetch_weight,
             scale_dtype=self.scale_a.dtype,
             codes_alignment=codes_alignment,
             out_alignment=out_alignment,

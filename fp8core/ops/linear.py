@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple, Unpack, overload
 from fp8core.core import checks, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
-from fp8core.core.product import known_activation, product_of
+from fp8core.core.product import Product, known_activation, product_of
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, is_one_number, known_group
 from fp8core.core.scaling import number_or_operand
 from fp8core.core.specs import TensorSpec
@@ -200,19 +200,17 @@ def _describe_product(
         group_a=x_group,
         group_b=options.weight_group,
     )
-    activation = known_activation(options.activation)
-
-    def problem(prefetch: bool) -> ScaledMm:
-        asked = product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
-        return asked._replace(activation=activation)
+    problem = _problem(product, options, out)
 
     def steps(prefetch: bool) -> Steps:
-        return Steps(None, plan_behind_producer(problem(True)) if prefetch else SCALED_MM.plan(problem(False)))
+        if not prefetch:
+            return Steps(None, SCALED_MM.plan(problem))
+        return Steps(None, plan_behind_producer(problem._replace(prefetch_weight=True)))
 
     def plan() -> Planned:
         return planned(steps, None) if product.m and product.n else Planned(None)
 
-    return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: SCALED_MM.explain(problem(False)))
+    return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: SCALED_MM.explain(problem))
 
 
 def _describe_both(
@@ -240,17 +238,23 @@ def _describe_both(
         group_b=options.weight_group,
     )
     quantization = quantize_problem(x, q.at, q.how, q.at.rows, None, q.stride)
-    limit, activation = None if upper is not None else q.how.upper, known_activation(options.activation)
+    limit, multiplied = None if upper is not None else q.how.upper, _problem(product, options, out)
+    problem = Linear(quantization, multiplied, q.at.stride, limit)
 
-    def problem(prefetch: bool) -> Linear:
-        multiplied = product.problem(options.use_fast_accum, options.batch_invariant, out, prefetch)
-        return Linear(quantization, multiplied._replace(activation=activation), q.at.stride, limit)
+    def steps(prefetch: bool) -> Steps:
+        made: Steps = LINEAR.plan(problem._replace(product=multiplied._replace(prefetch_weight=prefetch)))
+        return made
 
     def plan() -> Planned:
-        return planned(lambda prefetch: LINEAR.plan(problem(prefetch)), q) if product.m and product.n else Planned(None)
+        return planned(steps, q) if product.m and product.n else Planned(None)
 
-    results = {OUT: NewArray(product.shape, product.out)}
-    return Described(results, plan, lambda: explain_linear(problem(False)))
+    return Described({OUT: NewArray(product.shape, product.out)}, plan, lambda: explain_linear(problem))
+
+
+def _problem(product: Product, options: LinearOptions, out: TensorSpec | None) -> ScaledMm:
+    """Return the problem of a layer's product, after checking ``out`` and the activation."""
+    asked = product.problem(options.use_fast_accum, options.batch_invariant, out)
+    return asked._replace(activation=known_activation(options.activation))
 
 
 ARRAYS: Final = (

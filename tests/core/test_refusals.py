@@ -11,12 +11,7 @@ import pytest
 import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core.operation import forget
-from fp8core.core.product import product_of
-from fp8core.core.specs import TensorSpec
-from fp8core.interop.dlpack import contiguous
-from fp8core.problem import HOST
 from support.engines import BOTH, engines, fresh, fresh_fp8, fresh_scale
-from support.targets import H200
 
 ONE = np.ones(1, np.float32)
 
@@ -280,6 +275,11 @@ WEIGHTS = {
         "weight_scale needs at least one scale",
     ),
     "negative width": (lambda w, s: fp8core.requantize_with_max_scale(w, s, [9, -1]), fp8core.ShapeError, "at least 0"),
+    "too many rows": (
+        lambda w, s: fp8core.convert_to_channelwise(s, [1, 2**31 - 1]),
+        fp8core.ShapeError,
+        "logical_widths needs .* at most 2147483647 together",
+    ),
     "not FP8": (lambda w, s: fp8core.requantize_with_max_scale(fresh((8, 4)), s, [4, 4]), fp8core.DTypeError, "weight"),
     "fnuz already": (
         lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w.view(ml_dtypes.float8_e4m3fnuz), s),
@@ -290,6 +290,46 @@ WEIGHTS = {
         lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w[:, :2], s),
         fp8core.LayoutError,
         "weight needs contiguous",
+    ),
+    "result not contiguous": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s, out=fresh_fp8((8, 8))[:, :4]),
+        fp8core.LayoutError,
+        "out needs contiguous",
+    ),
+    "result of another shape": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s, out=fresh_fp8((4, 8))),
+        fp8core.ShapeError,
+        r"out needs shape \(8, 4\)",
+    ),
+    "result of another format": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s, out=fresh_fp8((8, 4), "float8_e5m2")),
+        fp8core.DTypeError,
+        "out needs float8_e4m3fnuz, or float8_e4m3fn",
+    ),
+    "result a row further": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w[:4], s, out=w[1:5]),
+        fp8core.LayoutError,
+        "out needs memory of its own",
+    ),
+    "requantized a row further": (
+        lambda w, s: fp8core.requantize_with_max_scale(w[:4], s, [2, 2], out=w[1:5]),
+        fp8core.LayoutError,
+        "out needs memory of its own",
+    ),
+    "requantized with other strides": (
+        lambda w, s: fp8core.requantize_with_max_scale(w[:4], s, [2, 2], out=w[::2]),
+        fp8core.LayoutError,
+        "out needs memory of its own",
+    ),
+    "weight_scale in fp16": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s.astype(np.float16)),
+        fp8core.DTypeError,
+        "weight_scale needs float32",
+    ),
+    "input_scale in exponents": (
+        lambda w, s: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, s, np.ones(1, ml_dtypes.float8_e8m0fnu)),
+        fp8core.DTypeError,
+        "input_scale needs float32",
     ),
     "two axes": (lambda w, s: fp8core.all_close_1d(s[None]), fp8core.ShapeError, "one axis"),
     "strided scale": (
@@ -374,19 +414,14 @@ def test_operands_on_different_devices():
         fp8core.quantize(cupy.ones((4, 64), cupy.float32), scale=ONE)
 
 
-def test_a_result_of_a_product_on_another_device():
-    a, weight, scale, out = (
-        TensorSpec(name, dtype, shape, contiguous(shape), target)
-        for name, dtype, shape, target in (
-            ("a", "float8_e4m3fn", (4, 64), H200),
-            ("weight", "float8_e4m3fn", (32, 64), H200),
-            ("scale", "float32", (1,), H200),
-            ("out", "bfloat16", (4, 32), HOST),
-        )
-    )
-    product = product_of(a, weight, scale, scale, None, "bfloat16", stored=True)
-    with pytest.raises(fp8core.DeviceError, match=r"^out needs to be where a is, on sm_90 .*, got host$"):
-        product.problem(True, False, out)
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("rows", "channels"), [(0, 8), (4, 0)])
+@pytest.mark.parametrize(("more", "dtype"), [((1, 0), "float32"), ((0, 1), "float32"), ((0, 0), "float16")])
+def test_an_array_that_cannot_hold_results_is_refused_where_there_are_none(rows, channels, quantized, more, dtype):
+    x, weight = fresh((rows, 64), "float32"), fp8core.quantize(fresh((channels, 64)))
+    out = np.empty((rows + more[0], channels + more[1]), dtype)
+    with pytest.raises(fp8core.Fp8Error, match=rf"^out needs (float32|shape \({rows}, {channels}\)), got"):
+        fp8core.linear(fp8core.quantize(x) if quantized else x, weight, out=out, out_dtype="float32")
 
 
 @engines(*BOTH)
