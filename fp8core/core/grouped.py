@@ -8,7 +8,7 @@ from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.interop.dlpack import contiguous
-from fp8core.problem import HIGH_PRECISION, ITEMSIZE, GroupedMm, GroupShape
+from fp8core.problem import HIGH_PRECISION, GroupedMm, GroupShape
 
 OFFSETS: Final = "int32"
 """The dtype of the ends of the groups."""
@@ -28,8 +28,8 @@ class GroupedProduct(NamedTuple):
         """Return the problem with the result in ``out``, or in memory yet to be allocated."""
         product, strides = self.product, (self.weight_stride, self.scale_stride, self.bias_stride)
         problem = product.problem(use_fast_accum, False, out)
-        bias_bytes = self.bias_stride * ITEMSIZE[product.bias.dtype] if product.bias is not None else 0
-        scale_bytes = self.scale_stride * ITEMSIZE[product.scale_b.dtype]
+        bias_bytes = 0 if product.bias is None else self.bias_stride * product.bias.itemsize
+        scale_bytes = self.scale_stride * product.scale_b.itemsize
         codes = specs.alignment(problem.codes_alignment, self.weight_stride)
         vectors = specs.alignment(problem.vectors_alignment, scale_bytes, bias_bytes)
         alignment = min(codes, problem.out_alignment)
@@ -66,7 +66,7 @@ def grouped_product_of(
         raise ShapeError(f"{a.name} needs two axes [rows, k], got shape {a.shape}")
     if len(weight.shape) != 3:
         raise ShapeError(f"{weight.name} needs three axes [groups, n, k], got shape {weight.shape}")
-    groups, n, k = weight.shape
+    groups, n, _ = weight.shape
     check_offsets(offs.dtype, offs.shape, groups)
     specs.contiguous_count(offs)
     if bias is not None and bias.shape != (groups, n):
@@ -74,21 +74,19 @@ def grouped_product_of(
     if not scale_shapes.is_one_number(scale_b.shape) and scale_b.shape[:1] != (groups,):
         wanted = f"one number, or {groups} groups along its first axis, as {weight.name}{weight.shape} has"
         raise ShapeError(f"{scale_b.name} needs {wanted}, got shape {scale_b.shape}")
-    weight_stride = weight.strides[0] if groups > 1 and n and k else 0
+    weight_stride = stride_of_groups(weight)
     if weight_stride < 0:
         raise LayoutError(f"{weight.name} needs groups in ascending order, got strides {weight.strides} (elements)")
-    scale_of_one, scale_stride = scale_b, 0
-    if len(scale_b.shape) > 2 or not scale_shapes.is_one_number(scale_b.shape):
-        scale_of_one, scale_stride = one_of(scale_b), scale_b.strides[0] if scale_b.shape[0] > 1 else 0
+    of_all = len(scale_b.shape) < 3 and scale_shapes.is_one_number(scale_b.shape)
     product = product_of(
-        *(a, one_of(weight), scale_a, scale_of_one, None if bias is None else one_of(bias), out_dtype),
+        *(a, one_of(weight), scale_a, scale_b if of_all else one_of(scale_b)),
+        *(None if bias is None else one_of(bias), out_dtype),
         stored=True,
         group_a=group_a,
         group_b=group_b,
     )
     specs.check_same_device(a, offs)
-    bias_stride = bias.strides[0] if bias is not None and groups > 1 else 0
-    return GroupedProduct(groups, product, weight_stride, scale_stride, bias_stride)
+    return GroupedProduct(groups, product, weight_stride, stride_of_groups(scale_b), stride_of_groups(bias))
 
 
 def check_offsets(dtype: str, shape: tuple[int, ...], groups: int) -> None:
@@ -98,6 +96,11 @@ def check_offsets(dtype: str, shape: tuple[int, ...], groups: int) -> None:
     if shape != (groups,):
         how = ": offs[1:] leaves out the leading 0" if shape == (groups + 1,) else ""
         raise ShapeError(f"offs needs shape ({groups},), where each group of rows ends, got {shape}{how}")
+
+
+def stride_of_groups(x: TensorSpec | None) -> int:
+    """Return the elements from one group of an operand to the next; 0 without two groups that have elements."""
+    return 0 if x is None or 0 in x.shape or x.shape[:1] in ((), (1,)) else x.strides[0]
 
 
 def one_of(x: TensorSpec) -> TensorSpec:

@@ -87,8 +87,7 @@ def of_groups(scale: TensorSpec, group: GroupShape, x: TensorSpec) -> tuple[Grou
 
 def _strides(scale: TensorSpec, wanted: tuple[int, int]) -> Strides:
     """Return the strides of a scale as a matrix of shape ``wanted``; 0 along an axis that has one scale."""
-    row = specs.folded(scale)[1] if wanted[0] > 1 else 0
-    return row, scale.strides[-1] if wanted[1] > 1 else 0
+    return specs.folded(scale)[1], scale.strides[-1] if wanted[1] > 1 else 0
 
 
 def implied_group(scale: TensorSpec, x: TensorSpec) -> GroupShape:
@@ -101,7 +100,7 @@ def implied_group(scale: TensorSpec, x: TensorSpec) -> GroupShape:
     if is_one_number(scale.shape):
         return PER_TENSOR
     at = specs.matrix(x)
-    if len(scale.shape) == len(x.shape) and scale.shape[:-1] == x.shape[:-1]:
+    if scale.shape[:-1] == x.shape[:-1]:
         shape = at.rows, scale.shape[-1]
     elif len(scale.shape) == 2:
         shape = scale.shape

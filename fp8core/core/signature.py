@@ -33,7 +33,7 @@ def signature(operands: Sequence[Any]) -> tuple[list[int], int | None]:
     readers = _READERS
     seen = [readers[type(x)](x) for x in operands]
     addresses, each = [at for at, _ in seen], tuple([one for _, one in seen])
-    if None in each or operands[0] is None:
+    if None in each:
         return addresses, None
     number = _NUMBERS.get(each)
     if number is None and _framework_of_all(operands) is not None:

@@ -221,7 +221,7 @@ class ProductOptions(NamedTuple):
     batch_invariant: Any
     group_a: GroupShape | None = None
     group_b: Any = None
-    """The group shape of b, in the orientation in which b was given."""
+    """The group shape of the stored weight, whose transpose b may be."""
     activation: Any = None
     beta: Any = 0.0
 
