@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 import fp8core
+from fp8core import interop
 from fp8core.core import prefetch
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
@@ -52,6 +53,12 @@ class Layer:
         return [which for which, _ in self.made]
 
 
+def writer(launch=lambda *_: None):
+    """Return an operation of x that writes an array of its caller."""
+    result = {1: NewArray((8,), "float32")}
+    return Operation(("x", "out"), lambda *_: Described(result, lambda: Planned(launch), lambda: "said"))
+
+
 @pytest.fixture
 def no_capture(monkeypatch):
     monkeypatch.setattr(device, "capturing", lambda stream: False)
@@ -68,8 +75,7 @@ def test_what_waits_on_the_stream_while_a_weight_is_about_to_be_written_is_not_r
         if fails:
             raise fp8core.BackendError("launching failed")
 
-    result = {1: NewArray((8,), "float32")}
-    operation = Operation(("x", "out"), lambda *_: Described(result, lambda: Planned(launch), lambda: "said"))
+    operation = writer(launch)
     layer.waited(7)
     for _ in range(4):
         assert layer.history.may_prefetch(7, layer.places)
@@ -77,6 +83,70 @@ def test_what_waits_on_the_stream_while_a_weight_is_about_to_be_written_is_not_r
             operation((torch.zeros(8), layer.weight), None)
         assert not layer.history.may_prefetch(7, layer.places)
         layer.waited(7)
+
+
+@pytest.mark.usefixtures("no_capture")
+@pytest.mark.parametrize("calls_before", [0, 1, 2, 4])
+def test_calls_with_known_addresses_announce_their_writes_once_a_weight_is_there(calls_before):
+    """Each of them, not only the first."""
+    layer, x, operation = Layer(), torch.zeros(8), writer()
+    for _ in range(calls_before):
+        operation((x, layer.weight), None)
+    for _ in range(4):
+        layer.waited(7)
+        assert layer.history.may_prefetch(7, layer.places)
+        operation((x, layer.weight), None)
+        assert not layer.history.may_prefetch(7, layer.places)
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_new_results_where_a_weight_was_are_announced(monkeypatch):
+    """Its memory was freed, and became that of a result."""
+    layer, x, operation = Layer(), torch.zeros(8), writer()
+    memory = layer.places[1], layer.weight
+    monkeypatch.setattr(prefetch, "applies", lambda target: True)
+    monkeypatch.setattr(type(interop.framework_of(torch.Tensor)), "allocator", lambda *_: lambda pool: memory)
+    for _ in range(4):
+        layer.waited(7)
+        operation((x, None), None)
+        assert not layer.history.may_prefetch(7, layer.places)
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_a_write_whose_launch_failed_has_ended_while_its_error_is_kept():
+    """On the first call, and on one of known signature."""
+
+    def launch(*_):
+        if fails:
+            raise fp8core.BackendError("launching failed")
+
+    layer, x, operation, kept = Layer(), torch.zeros(8), writer(launch), []
+    layer.waited(7)
+    for fails in (True, False, False, True, True):
+        with pytest.raises(fp8core.BackendError) if fails else nullcontext() as failed:
+            operation((x, layer.weight), None)
+        kept.append(failed)
+        assert not layer.history.writing
+    assert sum(failed is not None for failed in kept) == 3
+
+
+@pytest.mark.usefixtures("no_capture")
+def test_addresses_beside_weights_are_examined_once(monkeypatch):
+    examined, announce = [], prefetch.announce_write
+
+    def counted(written, stream):
+        examined.append(written)
+        return announce(written, stream)
+
+    monkeypatch.setattr(prefetch, "announce_write", counted)
+    layer, x, out, operation = Layer(), torch.zeros(8), torch.zeros(8), writer()
+    layer.waited(7)
+    for _ in range(2):  # the first call of a kind, and the second, which makes the shortcut
+        operation((x, out), None)
+    examined.clear()
+    for _ in range(4):
+        operation((x, out), None)
+    assert not examined
 
 
 @pytest.mark.usefixtures("no_capture")

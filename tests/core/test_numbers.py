@@ -1,9 +1,13 @@
 """Group shapes and numbers among the arguments: what may stand for them, and that all else is refused by their names."""
 
+from math import inf
+
+import numpy as np
 import pytest
 
 import fp8core
 from fp8core import Fp8Linear, w8a8
+from fp8core.core import checks
 from support.engines import fresh, fresh_fp8, fresh_scale
 
 X, WEIGHT = fresh((4, 256), "float32"), fresh((256, 256), "float32")
@@ -67,3 +71,55 @@ def test_a_wrong_argument_is_refused_by_its_name(name, wrong):
     call, error, _ = NUMBERS[name]
     with pytest.raises(error, match=f"^{name} needs .*, got "):
         call(wrong)
+
+
+@pytest.mark.parametrize(
+    ("check", "least", "most"),
+    [
+        (lambda n: checks.extent(n, "it"), 0, 2**31 - 1),
+        (lambda n: checks.extents((n,), "it")[0], 0, 2**31 - 1),
+        (lambda n: checks.extents((7, n), "it", 3)[1], 3, 2**31 - 1),
+        (lambda n: checks.least_rows(n, "it"), None, 2**31 - 1),
+        (lambda n: checks.group_shape((n, 1), "it").rows, 1, 2**31 - 1),
+        (lambda n: checks.group_shape((1, n), "it").cols, 1, 2**31 - 1),
+    ],
+    ids=["extent", "extents", "extents from 3", "rows", "rows of groups", "columns of groups"],
+)
+def test_the_bounds_of_whole_numbers(check, least, most):
+    below = [] if least is None else [least - 1]
+    for number in (-7 if least is None else least, 5, most, 5.0, np.int64(most)):
+        assert check(number) == number
+        assert type(check(number)) is int
+    for number in (most + 1, 5.5, "5", None, *below):
+        with pytest.raises(fp8core.ShapeError, match=r"^it needs"):
+            check(number)
+
+
+def test_a_list_with_what_is_no_whole_number_is_not_one_of_the_others():
+    assert checks.whole_numbers([1, 2.0, True]) == (1, 2, 1)
+    assert checks.whole_numbers([1, 2.5, 3]) is None
+    assert checks.whole_numbers(5) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "rounded"),
+    [
+        (2.0**128 - 2.0**103, inf),
+        (np.nextafter(2.0**128 - 2.0**103, 0), 3.4028234663852886e38),
+        (2.0**-150, 0.0),
+        (np.nextafter(2.0**-150, 1), 2.0**-149),
+        (0.0, 0.0),
+        (inf, inf),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_numbers_in_float32_are_those_that_it_rounds_to_numbers(number, rounded, sign):
+    with np.errstate(over="ignore"):
+        assert np.float32(sign * number) == sign * rounded
+    assert checks.in_float32(float(sign * number)) == (rounded not in (0, inf) or number == rounded)
+
+
+@pytest.mark.parametrize("name", [["k"], {}, b"k", 1, np.array(["k", "mn"])], ids=repr)
+def test_what_is_no_string_is_no_name(name):
+    with pytest.raises(fp8core.LayoutError, match=r"^scale_layout needs 'k' or 'mn', got"):
+        fp8core.quantize(X, scale_layout=name)

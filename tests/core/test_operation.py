@@ -17,7 +17,7 @@ from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Operation
 from fp8core.ops import all_close
 from fp8core.ops.linear import LINEAR_CALLS
-from fp8core.problem import Target
+from fp8core.problem import HOST, Target
 from support.engines import fresh, fresh_fp8, fresh_scale
 
 torch = pytest.importorskip("torch")
@@ -292,7 +292,19 @@ def test_refused_calls_leave_no_more_than_is_kept_of_others(monkeypatch):
         with pytest.raises(fp8core.ShapeError):
             run((at(0, count), None), None)
         assert len(run.cache) <= 17
+        assert len(run.cache._by_number) <= 17
         assert not run.cache.shortcuts
+
+
+@pytest.mark.parametrize("of", ["options", "shapes without a signature"])
+def test_a_cache_is_emptied_however_its_calls_differ(of, monkeypatch):
+    monkeypatch.setattr(calls, "CALLS_KEPT", 16)
+    recorder = Recorder()
+    for count in range(1, 60):
+        x = np.ones(count, np.float32) if of != "options" else at(0)
+        for _ in range(2):
+            recorder.run((x, None), count if of == "options" else None)
+        assert len(recorder.run) <= 18
 
 
 def test_scales_of_one_call_are_not_those_of_another():
@@ -340,3 +352,24 @@ def test_memory_without_an_array_is_freed_once_the_launch_has_been_made(monkeypa
     assert seen == [(5, 64, 128, 8192 if captured else 4096, [])]
     assert framework.taken == ([] if captured else [(100, 5)])
     assert framework.given == ([] if captured else [4096])
+
+
+class Arrays:
+    """A framework that gives memory in arrays: each is named by the pool that it is from."""
+
+    def scratch_allocator(self, nbytes, target):
+        return lambda pool: (4096, pool)
+
+    def bare_memory(self, target):
+        return None
+
+
+@pytest.mark.parametrize("pool", [None, 5])
+@pytest.mark.parametrize("captured", [False, True])
+def test_the_scratch_of_a_captured_call_is_the_graphs(monkeypatch, captured, pool):
+    monkeypatch.setattr(memory.device, "capturing", lambda stream: captured)
+    monkeypatch.setattr(memory.graph_memory, "scratch", lambda nbytes, target, stream: 8192)
+    allocate = memory.scratch_allocator(100, Arrays(), Target("cuda", 90, 0, 132, 32, 227 << 10))
+    assert allocate(5, pool) == ((8192, None) if captured else (4096, pool))
+    assert memory.scratch_allocator(100, Arrays(), HOST)(0, pool) == (4096, pool)
+    assert memory.scratch_allocator(0, Arrays(), HOST) is None

@@ -72,6 +72,17 @@ QUANTIZE = {
     ),
     "out of the wrong shape": (lambda: {"out": fresh_fp8((4, 65))}, fp8core.ShapeError, r"out needs shape \(4, 64\)"),
     "out of the wrong dtype": (lambda: {"out": fresh_fp8((4, 64), "float8_e5m2")}, fp8core.DTypeError, "out needs"),
+    "scale_ub in an array with a given scale": (
+        lambda: {"scale": ONE, "scale_ub": ONE},
+        fp8core.ScaleError,
+        "scale_ub",
+    ),
+    "scale_ub that no float holds": (lambda: {"scale_ub": 10**400}, fp8core.ScaleError, "scale_ub needs .*float32"),
+    "eps below that of the format": (
+        lambda: {"dtype": "float8_e5m2", "group_shape": GROUP_128, "eps": 448 * 2.0**-126},
+        fp8core.ScaleError,
+        "eps needs a number .* of at least 6.74e-34",
+    ),
     "scale_ub that float32 does not hold": (lambda: {"scale_ub": 1e39}, fp8core.ScaleError, "scale_ub needs .*float32"),
     "scale_ub that float32 has as zero": (lambda: {"scale_ub": 1e-60}, fp8core.ScaleError, "scale_ub needs .*float32"),
     "eps that float32 does not hold": (

@@ -69,6 +69,8 @@ def test_a_pair_is_a_pair_and_knows_more():
         ((4, 32), (3, 8, 64), (3, 2, 2)),
         (PER_TOKEN, (256,), (1,)),
         (GROUP_128, (256,), (2,)),
+        (BLOCK_128, (256,), (2,)),
+        ((-1, 64), (256,), (4,)),
         (PER_TOKEN, (0, 8, 256), (0, 8, 1)),
     ],
 )
@@ -167,6 +169,83 @@ def test_pairs_that_do_not_go_together_are_refused():
             fp8core.scaled_mm_nt(a, b)
 
 
+@pytest.mark.parametrize(
+    ("group", "shape"),
+    [
+        (PER_TENSOR, (5, 1)),
+        (PER_TENSOR, (5,)),
+        (PER_TENSOR, (5, 2)),
+        (PER_TOKEN, (5, 2)),
+        (GROUP_128, (5, 1)),
+        (GROUP_128, (5,)),
+        (GROUP_128, (1, 1)),
+        (GROUP_128, ()),
+    ],
+    ids=str,
+)
+def test_a_scale_of_a_that_is_not_of_its_stated_groups_is_refused(group, shape):
+    a, weight = fp8core.Quantized(fresh_fp8((5, 200)), fresh_scale(shape), group), fp8core.quantize(fresh((6, 200)))
+    with pytest.raises(
+        ShapeError, match=r"^scale_a for m=5, k=200 needs shape \(.*\) (or .* )?(for|per) \w+( of 1x128)?, got"
+    ):
+        fp8core.scaled_mm_nt(a, weight)
+
+
+@pytest.mark.parametrize(
+    ("group", "shape"),
+    [
+        (PER_TENSOR, (6, 1)),
+        (PER_TENSOR, (6,)),
+        (PER_TENSOR, (1, 2)),
+        (PER_CHANNEL, (6, 2)),
+        (PER_CHANNEL, (1, 2)),
+        (PER_CHANNEL, (2, 1)),
+        (PER_CHANNEL, (1,)),
+        (BLOCK_128, (6, 2)),
+        (BLOCK_128, (6, 1)),
+        (BLOCK_128, (6,)),
+        (BLOCK_128, (1, 1)),
+        (GROUP_128, (1, 2)),
+        (GROUP_128, (2, 1)),
+        (GROUP_128, (6, 1)),
+        (GROUP_128, (6,)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("of_a", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_a_scale_of_a_weight_that_is_not_of_its_stated_groups_is_refused(group, shape, of_a):
+    a = fp8core.quantize(fresh((5, 200)), group_shape=of_a)
+    weight = fp8core.Quantized(fresh_fp8((6, 200)), fresh_scale(shape), group)
+    with pytest.raises(ShapeError, match=r"^scale_b for n=6, k=200 needs shape \(.*, got"):
+        fp8core.scaled_mm_nt(a, weight)
+
+
+@pytest.mark.parametrize("shape", [(5, 1), (4, 9), (1, 9), (4, 1, 1, 1)])
+def test_a_scale_with_more_numbers_than_elements_fits_no_groups(shape):
+    error, needs = (
+        (ScaleError, "group_shape to say") if len(shape) > 2 else (ShapeError, "at most one scale per element")
+    )
+    with pytest.raises(error, match=f"^scale needs {needs}"):
+        fp8core.dequantize(fresh_fp8((4, 8)), fresh_scale(shape))
+
+
+@pytest.mark.parametrize(
+    ("group", "flat", "matrix"),
+    [((1, -1), (6,), (6, 1)), ((-1, 1), (8,), (1, 8)), ((-1, 4), (2,), (1, 2)), ((2, -1), (3,), (3, 1))],
+)
+def test_a_vector_of_scales_is_read_along_the_only_axis_that_has_several(group, flat, matrix):
+    x, memory = fresh((6, 8)), fresh_scale((16,))
+    scale = memory[::2][: flat[0]]
+    want = fp8core.quantize(x, group_shape=group, scale=np.ascontiguousarray(scale).reshape(matrix))
+    assert_same_bytes(fp8core.quantize(x, group_shape=group, scale=scale).data, want.data)
+    np.testing.assert_array_equal(fp8core.dequantize(want.data, scale, group_shape=group), want.dequantize())
+
+
+def test_a_vector_of_scales_is_not_read_along_two_axes():
+    with pytest.raises(ShapeError, match=r"^scale of x\(6, 8\) by groups \(2, 4\) needs shape \(3, 2\), got \(6,\)"):
+        fp8core.quantize(fresh((6, 8)), group_shape=(2, 4), scale=fresh_scale((6,)))
+
+
 def test_a_vector_of_block_scales_beside_groups_is_blocks():
     a = fp8core.quantize(fresh((4, 16384), "float32", spread=1), group_shape=GROUP_128)
     b = fp8core.quantize(fresh((128, 16384), "float32", spread=1), group_shape=BLOCK_128)
@@ -174,6 +253,77 @@ def test_a_vector_of_block_scales_beside_groups_is_blocks():
     want = a.dequantize().astype(np.float64) @ b.dequantize().astype(np.float64).T
     assert b.scale.T.shape == (128, 1)
     assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+def apart(x):
+    """Return the array with gaps along every axis, each of another size."""
+    steps = range(3, 3 + x.ndim)
+    memory = np.full([extent * step for extent, step in zip(x.shape, steps, strict=True)], np.nan, np.float32)
+    view = memory[tuple(slice(None, None, step) for step in steps)]
+    view[...] = x
+    return view
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "of_b", "shape", "stored"),
+    [
+        (200, 300, PER_CHANNEL, (200, 1), True),
+        (200, 300, PER_CHANNEL, (200,), True),
+        (200, 300, PER_CHANNEL, (1, 200), False),
+        (200, 300, PER_CHANNEL, (200,), False),
+        (200, 300, PER_CHANNEL, (200, 1), False),
+        (200, 300, BLOCK_128, (2, 3), True),
+        (200, 300, BLOCK_128, (3, 2), False),
+        (200, 300, GROUP_128, (200, 3), True),
+        (200, 300, GROUP_128, (3, 200), False),
+        (100, 300, BLOCK_128, (3, 1), True),  # a vector of blocks in the other orientation
+        (100, 300, BLOCK_128, (1, 3), False),
+    ],
+    ids=str,
+)
+def test_scales_with_gaps_are_read_in_every_shape(n, k, of_b, shape, stored):
+    groups = -(-k // 128)
+    of_a = [(4, 1), (4,)] if of_b == PER_CHANNEL else [(4, groups)]
+    a, weight, scale_b = fresh_fp8((4, k)), fresh_fp8((n, k)), fresh_scale(shape)
+    stored_shape = of_b.scale_shape(n, k)
+    as_stored = scale_b.reshape(stored_shape) if 1 in stored_shape or stored else scale_b.T
+    for shape_a in of_a:
+        scale_a = fresh_scale(shape_a)
+        spread_a = reference.spread(scale_a.reshape(4, -1), (1, 128 if groups == scale_a.size // 4 else -1), (4, k))
+        spread_b = reference.spread(as_stored, tuple(of_b), (n, k))
+        want = (a.astype(np.float64) * spread_a) @ (weight.astype(np.float64) * spread_b).T
+        function, b = (fp8core.scaled_mm_nt, weight) if stored else (fp8core.scaled_mm, weight.T)
+        got = function(a, b, apart(scale_a), apart(scale_b), out_dtype="float32")
+        assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+
+
+def test_a_vector_of_scales_that_could_be_of_channels_is_not_of_blocks():
+    with pytest.raises(ShapeError, match="scale_b for n=2, k=256"):
+        fp8core.scaled_mm_nt(fresh_fp8((4, 256)), fresh_fp8((2, 256)), fresh_scale((4, 2)), fresh_scale((2, 1)))
+
+
+@pytest.mark.parametrize("k", [100, 128, 129])
+@pytest.mark.parametrize("of_b", [PER_TENSOR, PER_CHANNEL, BLOCK_128, GROUP_128], ids=str)
+@pytest.mark.parametrize("of_a", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_up_to_one_block_of_k_a_group_is_a_row(of_a, of_b, k):
+    a = fp8core.quantize(fresh((4, k), "float32"), group_shape=of_a)
+    b = fp8core.quantize(fresh((200, k), "float32"), group_shape=of_b)
+    grouped = of_b in (BLOCK_128, GROUP_128)
+    if k > 128 and (of_a == GROUP_128) != grouped:
+        with pytest.raises(ScaleError, match=r"^scale_[ab] (for|with) "):
+            fp8core.scaled_mm_nt(a, b)
+        return
+    want = a.dequantize().astype(np.float64) @ b.dequantize().astype(np.float64).T
+    got = fp8core.scaled_mm_nt(a, b, out_dtype="float32")
+    assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
+    problem = fp8core.explain(fp8core.scaled_mm_nt, a, b, target="sm_90").problem
+    assert (problem.scale_a == "group") == grouped == (problem.scale_b in ("block", "group"))
+
+
+def test_a_vector_of_block_scales_in_the_other_orientation_needs_groups_of_a():
+    a, b = fresh_fp8((4, 100)), fresh_fp8((300, 100))
+    with pytest.raises(ShapeError, match="orientation of the stored weight"):
+        fp8core.scaled_mm_nt(a, b, 1.0, fresh_scale((1, 3)))
 
 
 def test_a_row_beside_a_stored_weight_is_no_scale_of_its_channels():

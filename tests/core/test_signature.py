@@ -12,6 +12,7 @@ from fp8core.core import signature
 from fp8core.core.calls import SHORTCUTS_PER_SIZE, CallCache
 from fp8core.errors import LayoutError
 from fp8core.interop import torch_tensors
+from fp8core.problem import FORMATS
 from support.probe import Probe
 
 torch = pytest.importorskip("torch")
@@ -105,6 +106,22 @@ def test_an_operand_left_out_counts():
         assert probe(3)(x, None, y)[1] == [x.data_ptr(), 0, y.data_ptr()]
 
 
+def test_a_number_is_never_given_twice(monkeypatch):
+    monkeypatch.setattr(signature, "NUMBERS_KEPT", 3)
+    numbers = [signature.signature([matrix(rows)])[1] for rows in range(1, 20)]
+    assert len(set(numbers)) == len(numbers)
+    assert len(signature._NUMBERS) <= 3
+
+
+def test_bytes_of_two_formats_have_two_signatures(monkeypatch):
+    monkeypatch.setitem(signature._READERS, np.ndarray, lambda _: (64, "bytes"))  # as CuPy's have one
+    codes = np.zeros((4, 32), np.uint8)
+    arrays = [fp8core.Float8Array(codes, dtype) for dtype in FORMATS]
+    seen = [signature._READERS[type(x)](x) for x in arrays]
+    assert {pointer for pointer, _ in seen} == {64}
+    assert len({one for _, one in seen}) == len(FORMATS)
+
+
 def test_modes_of_torch_do_not_change_signatures():
     x = matrix()
     with torch.inference_mode():
@@ -156,7 +173,7 @@ def test_a_shortcut_takes_operands_of_its_offsets(offsets):
 
 def test_a_shortcut_examines_where_results_are_given():
     x = matrix(4, 32)
-    data, scale = (torch.from_numpy(part) for part in (np.zeros((4, 32), np.uint8), np.zeros((4, 1), np.float32)))
+    data, scale = torch.zeros((4, 32), dtype=torch.uint8), torch.zeros((4, 1))  # of one alignment with x
     out = data.view(torch.float8_e4m3fn), scale
     for _ in range(3):
         fp8core.quantize(x, out=out)

@@ -167,6 +167,41 @@ def test_leading_axes_fold(engine):
     assert_same_bytes(engine.numpy(got.scale), want.scale.reshape(2, 3, 5, 1))
 
 
+def test_rows_that_are_there_already_are_not_added():
+    x = fresh((2, 3, 64), "float32")
+    got, want = fp8core.quantize(x, rows_padded=6), fp8core.quantize(x)
+    assert_same_bytes(got.data, want.data)
+    with pytest.raises(fp8core.ShapeError, match="x needs two axes to be padded to 7 rows"):
+        fp8core.quantize(x, rows_padded=7)
+
+
+def test_the_stride_of_a_single_row_has_no_meaning():
+    x = fresh((3, 64), "float32")
+    backwards = x[::-1][2:]
+    assert backwards.strides[0] < 0
+    assert_same_bytes(fp8core.quantize(backwards, rows_padded=4).data, fp8core.quantize(x[:1], rows_padded=4).data)
+    column = np.asfortranarray(x)[:, :1]
+    assert_same_bytes(fp8core.quantize(column).data, fp8core.quantize(np.ascontiguousarray(column)).data)
+
+
+def test_exponents_are_a_given_scale():
+    x, exponents = fresh((4, 64), "float32"), np.array([[127, 120], [126, 125], [128, 127], [124, 130]], np.uint8)
+    scale = np.exp2(exponents.astype(np.float32) - 127)
+    want = fp8core.quantize(x, group_shape=(1, 32), scale=scale)
+    for options in ({}, {"scale_format": "ue8m0_bytes"}):
+        given = exponents.view(ml_dtypes.float8_e8m0fnu)
+        got = fp8core.quantize(x, group_shape=(1, 32), scale=given, **options)
+        assert_same_bytes(got.data, want.data)
+        np.testing.assert_array_equal(got.dequantize(), want.dequantize())
+
+
+def test_scales_of_one_row_have_every_layout():
+    x, scale = fresh((1, 256)), np.zeros((1, 8), np.float32)[:, ::4]
+    want = fp8core.quantize(x, group_shape=GROUP_128)
+    fp8core.quantize(x, group_shape=GROUP_128, scale_layout="mn", out=(np.empty_like(want.data), scale))
+    np.testing.assert_array_equal(scale, want.scale)
+
+
 @engines()
 @pytest.mark.parametrize("group_shape", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
 def test_no_rows_give_no_rows(engine, group_shape):
