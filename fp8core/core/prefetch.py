@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from fp8core.core.under_way import Range, is_write_under_way
+from fp8core.core.under_way import Range, is_write_under_way, overlap
 from fp8core.core.watched import Watched
 from fp8core.problem import Target
 from fp8core.runtime import capture, device
@@ -126,10 +126,6 @@ class WeightHistory:
             self._moved_in = capturing
             self._places = places  # last: whoever reads it relies on writes being announced
 
-    def reached_by(self, ranges: Sequence[Range]) -> bool:
-        """Return whether one of ``ranges`` overlaps a range of the layer."""
-        return any(a < end and start < b for a, b in ranges for start, end in self.ranges)
-
     def write_begins(self, by: int, capturing: int) -> None:
         """Forget the launches that waited, as call ``by`` is about to write here, in a capture or outside (0)."""
         with WATCHED.lock.held:
@@ -195,7 +191,7 @@ def announce_write(written: Sequence[Range], stream: int) -> WriteAnnouncement:
         return NO_WEIGHTS
     found, capturing = WriteAnnouncement(), capture_of(stream)
     for history in histories:
-        if history.reached_by(written):
+        if overlap(written, history.ranges):
             found.append(history)
             history.write_begins(id(found), capturing)
     return found

@@ -5,7 +5,6 @@ This is needed rarely; reading the frames then saves every call from recording w
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any, Final
 
@@ -20,36 +19,35 @@ _CALLS: Final[dict[int, tuple[CodeType, Written]]] = {}
 writes. The code object is kept so that its id stays unique."""
 
 
+def overlap(some: Iterable[Range], others: Sequence[Range]) -> bool:
+    """Return whether one of ``some`` has a byte in common with one of ``others``."""
+    return any(a < end and start < b for a, b in some for start, end in others)
+
+
 def register(code: CodeType, written: Written) -> None:
     """Register a function that looks for watched weights in what a call writes, and then makes the launch."""
     _CALLS[id(code)] = code, written
 
 
 def is_write_under_way(ranges: Sequence[Range]) -> bool:
-    """Return whether another call is under way that may write to an array of its caller within ``ranges``.
-
-    The call that asks, the innermost one of the current thread, does not count.
-    """
-    own = get_ident()
-    return any(_is_in_write(frame, thread == own, ranges) for thread, frame in sys._current_frames().items())
+    """Return whether a call is under way that may write to an array of its caller within ``ranges``."""
+    return any(_is_in_write(frame, ranges) for frame in sys._current_frames().values())
 
 
-def _is_in_write(innermost: FrameType, asks: bool, ranges: Sequence[Range]) -> bool:
-    """Return whether a thread is in such a call; with ``asks`` the innermost of its calls is the one that asks."""
+def _is_in_write(innermost: FrameType, ranges: Sequence[Range]) -> bool:
+    """Return whether a thread is in such a call."""
     frame: FrameType | None = innermost
     del innermost  # a frame that refers to itself would keep the variables of all its callers alive
     while frame is not None:
         known = _CALLS.get(id(frame.f_code))
-        if known is not None:
-            if not asks and _reaches(known[1], frame.f_locals, ranges):
-                return True
-            asks = False
+        if known is not None and _reaches(known[1], frame.f_locals, ranges):
+            return True
         frame = frame.f_back
     return False
 
 
 def _reaches(written: Written, variables: Mapping[str, Any], ranges: Sequence[Range]) -> bool:
     try:
-        return any(a < end and start < b for a, b in written(variables) for start, end in ranges)
+        return overlap(written(variables), ranges)
     except KeyError:
         return False
