@@ -44,7 +44,11 @@ def test_a_group_shape_may_be_a_list(function):
 
 NUMBERS = {
     "eps": (lambda n: fp8core.quantize(X, eps=n), fp8core.ScaleError, [-1, float("nan"), 1e39]),
-    "epsilon": (lambda n: fp8core.rms_norm_quant(X, X[0], n), fp8core.ShapeError, [-1.0, float("nan")]),
+    "epsilon": (
+        lambda n: fp8core.rms_norm_quant(X, X[0], n),
+        fp8core.ShapeError,
+        [-1.0, float("nan"), 1e-60, 1e39, inf],
+    ),
     "rows_padded": (
         lambda n: fp8core.quantize(X, rows_padded=n),
         fp8core.ShapeError,
@@ -90,9 +94,26 @@ def test_the_bounds_of_whole_numbers(check, least, most):
     for number in (-7 if least is None else least, 5, most, 5.0, np.int64(most)):
         assert check(number) == number
         assert type(check(number)) is int
-    for number in (most + 1, 5.5, "5", None, *below):
+    for number in (most + 1, 5.5, "5", None, np.array([5]), *below):
         with pytest.raises(fp8core.ShapeError, match=r"^it needs"):
             check(number)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2"])
+def test_the_bounds_of_eps(dtype):
+    least = {"float8_e4m3fn": 448, "float8_e4m3fnuz": 224, "float8_e5m2": 57344}[dtype] * 2.0**-126
+    for eps in (least, checks.LARGEST_FLOAT32):
+        fp8core.quantize(X, dtype=dtype, group_shape=(1, 128), eps=eps)
+    for eps in (np.nextafter(least, 0), np.nextafter(checks.LARGEST_FLOAT32, inf), inf):
+        with pytest.raises(fp8core.ScaleError, match=r"^eps needs a number that float32 holds"):
+            fp8core.quantize(X, dtype=dtype, group_shape=(1, 128), eps=eps)
+
+
+def test_the_default_of_eps_may_be_a_number_of_float32():
+    for group in ((-1, -1), (1, -1)):
+        fp8core.quantize(X, group_shape=group, eps=np.float32(1e-10))
+        with pytest.raises(fp8core.ScaleError, match=r"^eps needs a group_shape"):
+            fp8core.quantize(X, group_shape=group, eps=2e-10)
 
 
 def test_a_list_with_what_is_no_whole_number_is_not_one_of_the_others():

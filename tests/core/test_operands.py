@@ -1,10 +1,10 @@
-"""Operands on several devices are refused by every operation, whichever operand is away."""
+"""Operands on another device, or of a dtype that they never have, are refused by every operation."""
 
 import pytest
 
 from fp8core.core.scaling import EPS
 from fp8core.core.specs import TensorSpec
-from fp8core.errors import DeviceError
+from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.dlpack import contiguous
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
@@ -57,21 +57,36 @@ CALLS = {
 """An operation, the shape and dtype of each operand, and options."""
 
 
-def described(call, away=None):
+EACH = [(call, at) for call, (_, operands, _) in CALLS.items() for at, x in enumerate(operands) if x is not None]
+"""Every operand of every call."""
+
+
+def described(call, changed=None, **fields):
+    """Describe a call, with changes to the spec of one operand."""
     operation, operands, options = CALLS[call]
     specs = [
-        None if x is None else TensorSpec(name, x[1], x[0], contiguous(x[0]), HOST if at == away else H200)
-        for at, (name, x) in enumerate(zip(operation.operands, operands, strict=True))
+        None if x is None else TensorSpec(name, x[1], x[0], contiguous(x[0]), H200)
+        for name, x in zip(operation.operands, operands, strict=True)
     ]
+    if changed is not None:
+        specs[changed] = specs[changed]._replace(**fields)
     return operation.describe(specs, options)
 
 
-@pytest.mark.parametrize(
-    ("call", "away"),
-    [(call, at) for call, (_, operands, _) in CALLS.items() for at, x in enumerate(operands) if x is not None and at],
-)
-def test_an_operand_on_another_device_is_refused(call, away):
+@pytest.mark.parametrize("call", CALLS)
+def test_the_operands_go_together(call):
     assert described(call).results
+
+
+@pytest.mark.parametrize(("call", "away"), [(call, at) for call, at in EACH if at])
+def test_an_operand_on_another_device_is_refused(call, away):
     name = CALLS[call][0].operands[away]
     with pytest.raises(DeviceError, match=rf"^{name} needs to be where \w+ is, on sm_90 .*, got host$"):
-        described(call, away)
+        described(call, away, target=HOST)
+
+
+@pytest.mark.parametrize(("call", "at"), EACH)
+def test_an_operand_of_bytes_is_refused(call, at):
+    name = CALLS[call][0].operands[at]
+    with pytest.raises(DTypeError, match=rf"^{name} needs .*, got uint8"):
+        described(call, at, dtype="uint8")

@@ -273,6 +273,24 @@ def test_linear_of_fp8_needs_the_scale_of_its_input():
         fp8core.linear(q.data, q.data, q.scale)
 
 
+@pytest.mark.parametrize(
+    ("group_shape", "shape"),
+    [
+        (PER_TENSOR, (4, 1)),
+        (PER_TENSOR, (4,)),
+        (PER_TOKEN, (4, 2)),
+        (PER_TOKEN, (1, 2)),
+        (GROUP_128, (4, 1)),
+        (GROUP_128, (2,)),
+        (GROUP_128, (4, 3)),
+    ],
+    ids=str,
+)
+def test_a_layer_refuses_a_scale_that_no_input_of_its_groups_has(group_shape, shape):
+    with pytest.raises(fp8core.ShapeError, match=r"^input_scale needs one number, of shape .*, got shape"):
+        fp8core.Fp8Linear(fresh_fp8((8, 200)), 0.5, input_scale=fresh_scale(shape), group_shape=group_shape)
+
+
 WEIGHTS = {
     "widths do not add up": (
         lambda w, s: fp8core.requantize_with_max_scale(w, s, [3, 4]),

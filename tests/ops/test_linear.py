@@ -2,6 +2,7 @@
 
 import itertools
 from importlib import import_module
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused
 from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.ops.linear import LinearOptions
+from fp8core.ops.linear_scratch import codes_in_scratch
 from fp8core.problem import Linear, Quantize
 from fp8core.runtime import jit
 from support.engines import fresh
@@ -188,3 +190,17 @@ def test_a_launch_that_reads_early_gets_no_scratch_that_is_too_small(monkeypatch
     plan = described.plan()
     plan.prefetching()(0, *range(8))
     assert (plan.scratch_bytes, made) == (64, ["early" if needed == 64 else "late"])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 65, 300])
+@pytest.mark.parametrize("cols", [64, 100])
+@pytest.mark.parametrize("group", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_codes_and_scales_have_room_of_their_own_in_the_scratch(rows, cols, group):
+    x = TensorSpec("x", "bfloat16", (rows, cols), (cols, 1), H200)
+    q = codes_in_scratch(x, "float8_e4m3fn", group, None, None, None)
+    assert q.stride >= cols
+    assert q.scale_offset >= rows * q.stride
+    assert q.bytes >= q.scale_offset + 4 * prod(q.scale.shape)
+    assert q.scale_offset % 256 == q.bytes % 256 == 0
+    given = codes_in_scratch(x, "float8_e4m3fn", group, TensorSpec("scale", "float32", (1,), (1,), H200), None, None)
+    assert (given.scale_offset, given.bytes) == (None, q.scale_offset)

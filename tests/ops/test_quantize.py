@@ -184,6 +184,15 @@ def test_the_stride_of_a_single_row_has_no_meaning():
     assert_same_bytes(fp8core.quantize(column).data, fp8core.quantize(np.ascontiguousarray(column)).data)
 
 
+@pytest.mark.parametrize("function", ["quantize", "rms_norm_quant", "silu_and_mul_quant"])
+def test_tokens_without_columns_have_the_least_scale(function):
+    x, more = np.zeros((4, 0), np.float32), (np.zeros(0, np.float32), 1e-6) if function == "rms_norm_quant" else ()
+    scale = np.full((4, 1), np.nan, np.float32)
+    q = getattr(fp8core, function)(x, *more, out=(None, scale))
+    assert q.data.shape == (4, 0)
+    np.testing.assert_array_equal(scale, np.full((4, 1), np.float32(1) / np.float32(448 * 512)))
+
+
 def test_exponents_are_a_given_scale():
     x, exponents = fresh((4, 64), "float32"), np.array([[127, 120], [126, 125], [128, 127], [124, 130]], np.uint8)
     scale = np.exp2(exponents.astype(np.float32) - 127)
