@@ -4,6 +4,7 @@ import pytest
 
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN, ArraySpec
+from fp8core.interop.dlpack import contiguous
 
 E4M3 = "float8_e4m3fn"
 ROWS, COLS, OTHERS = 16, 256, 32
@@ -32,6 +33,19 @@ CALLS = {
     "norm": (fp8core.rms_norm_quant, NORM, {"epsilon": 1e-6}),
     "silu": (fp8core.silu_and_mul_quant, {"x": ((ROWS, 2 * COLS), "bfloat16"), "out": ((ROWS, COLS), E4M3)}, {}),
     "product": (fp8core.scaled_mm_nt, PRODUCT, {}),
+    "grouped": (
+        fp8core.grouped_scaled_mm_nt,
+        {
+            "a": ((ROWS, COLS), E4M3),
+            "weight": ((3, OTHERS, COLS), E4M3),
+            "scale_a": ((ROWS, 1), "float32"),
+            "scale_b": ((3, OTHERS, 1), "float32"),
+            "bias": ((3, OTHERS), "bfloat16"),
+            "offs": ((3,), "int32"),
+            "out": ((ROWS, OTHERS), "bfloat16"),
+        },
+        {},
+    ),
     "requantize": (
         fp8core.requantize_with_max_scale,
         {"weight": ((ROWS, COLS), E4M3), "out": ((ROWS, COLS), E4M3)},
@@ -62,10 +76,11 @@ def alignments(call, operand=None, at=32, apart=0):
     given = {}
     for name, (shape, dtype) in operands.items():
         alignment, gap = (at, apart) if name == operand else (32, 0)
-        strides = (shape[-1] + gap, 1) if len(shape) == 2 else None
+        strides = contiguous((*shape[:-1], shape[-1] + gap))
         given[name] = ArraySpec(shape, dtype, strides=strides, alignment=alignment)
     problem = fp8core.explain(function, **given, **others, target="sm_90").problem
-    found = {name: x for name, x in problem._asdict().items() if name.endswith("alignment")}
+    fields = problem.product._asdict() if call == "grouped" else problem._asdict()
+    found = {name: x for name, x in fields.items() if name.endswith("alignment")}
     assert found
     return {name: x for name, x in found.items() if x != 16}
 
@@ -116,6 +131,7 @@ def test_the_alignment_is_that_of_all_operands(call, operand, at, apart, want):
     assert alignments(call, operand, at, apart) == ({} if want == 16 else {"alignment": want})
 
 
+@pytest.mark.parametrize("call", ["product", "grouped"])
 @pytest.mark.parametrize(
     ("operand", "at", "apart", "want"),
     [
@@ -128,11 +144,15 @@ def test_the_alignment_is_that_of_all_operands(call, operand, at, apart, want):
         ("scale_a", 8, 0, {"vectors_alignment": 8, "scale_a_alignment": 8}),
         ("scale_b", 8, 0, {"vectors_alignment": 8}),
         ("bias", 8, 0, {"vectors_alignment": 8}),
-        ("amax", 8, 0, {"vectors_alignment": 8}),
     ],
 )
-def test_a_product_has_alignments_of_its_codes_of_its_result_and_of_its_vectors(operand, at, apart, want):
-    assert alignments("product", operand, at, apart) == want
+def test_a_product_has_alignments_of_its_codes_of_its_result_and_of_its_vectors(call, operand, at, apart, want):
+    assert alignments(call, operand, at, apart) == want
+
+
+def test_vectors_are_also_amax_and_the_bias_of_every_group():
+    assert alignments("product", "amax", 8) == {"vectors_alignment": 8}
+    assert alignments("grouped", "bias", apart=1) == {"vectors_alignment": 2}
 
 
 @pytest.mark.parametrize(

@@ -144,3 +144,31 @@ def test_numbers_in_float32_are_those_that_it_rounds_to_numbers(number, rounded,
 def test_what_is_no_string_is_no_name(name):
     with pytest.raises(fp8core.LayoutError, match=r"^scale_layout needs 'k' or 'mn', got"):
         fp8core.quantize(X, scale_layout=name)
+
+
+FLAGS = {
+    "use_fast_accum": {
+        "scaled_mm_nt": lambda flag: fp8core.scaled_mm_nt(CODES, CODES, 1.0, 1.0, use_fast_accum=flag),
+        "grouped": lambda flag: fp8core.grouped_scaled_mm_nt(
+            *(CODES, CODES[None], 1.0, 1.0), offs=np.array([256], np.int32), use_fast_accum=flag
+        ),
+        "linear": lambda flag: fp8core.linear(X, CODES, SCALE, use_fast_accum=flag),
+        "Fp8Linear": lambda flag: Fp8Linear(CODES, SCALE, use_fast_accum=flag),
+    },
+    "batch_invariant": {
+        "scaled_mm_nt": lambda flag: fp8core.scaled_mm_nt(CODES, CODES, 1.0, 1.0, batch_invariant=flag),
+        "linear": lambda flag: fp8core.linear(X, CODES, SCALE, batch_invariant=flag),
+        "from_weight": lambda flag: Fp8Linear.from_weight(WEIGHT, batch_invariant=flag),
+    },
+    "round_intermediate": {
+        "rms_norm_quant": lambda flag: fp8core.rms_norm_quant(X, X[0], 1e-6, round_intermediate=flag),
+        "silu_and_mul_quant": lambda flag: fp8core.silu_and_mul_quant(X, round_intermediate=flag),
+    },
+}
+
+
+@pytest.mark.parametrize("wrong", ["yes", 2, None, -1, [True], inf], ids=repr)
+@pytest.mark.parametrize(("flag", "function"), [(flag, name) for flag, calls in FLAGS.items() for name in calls])
+def test_what_is_no_flag(flag, function, wrong):
+    with pytest.raises(fp8core.DTypeError, match=f"^{flag} needs True or False, got"):
+        FLAGS[flag][function](wrong)

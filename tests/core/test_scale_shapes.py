@@ -297,6 +297,36 @@ def test_scales_with_gaps_are_read_in_every_shape(n, k, of_b, shape, stored):
         assert np.linalg.norm(got - want) <= 2e-3 * np.linalg.norm(want)
 
 
+def test_grouped_products_refuse_scales_that_are_not_of_their_stated_groups():
+    a, weight = fresh_fp8((5, 200)), fresh_fp8((2, 6, 200))
+    offs = np.array([2, 5], np.int32)
+    with pytest.raises(ShapeError, match=r"^scale_a for m=5, k=200 needs shape \(5, 2\)"):
+        fp8core.grouped_scaled_mm_nt(fp8core.Quantized(a, fresh_scale((5, 1)), GROUP_128), weight, None, 1.0, offs=offs)
+    by_channel = fp8core.Quantized(weight, fresh_scale((2, 6, 1)), BLOCK_128)
+    with pytest.raises(ShapeError, match=r"^scale_b\[i\] for n=6, k=200 needs shape \(1, 2\)"):
+        fp8core.grouped_scaled_mm_nt(a, by_channel, fresh_scale((5, 2)), offs=offs)
+
+
+@pytest.mark.parametrize("group", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_one_number_is_the_scale_of_all_of_x_whatever_its_groups(group):
+    x, weight = fresh_fp8((4, 256)), fp8core.quantize(fresh((8, 256)), group_shape=PER_TENSOR)
+    for scale in (0.5, np.full((1, 1), 0.5, np.float32)):
+        got = fp8core.linear(x, weight, input_scale=scale, group_shape=group)
+        assert_same_bytes(got, fp8core.linear(x, weight, input_scale=0.5))
+
+
+def test_the_groups_of_codes_are_those_that_were_stated_or_of_their_scale():
+    q, weight = (
+        fp8core.quantize(fresh((4, 256)), group_shape=GROUP_128),
+        fp8core.quantize(fresh((8, 256)), group_shape=BLOCK_128),
+    )
+    want = fp8core.linear(q, weight)
+    for options in ({}, {"group_shape": GROUP_128}):
+        assert_same_bytes(fp8core.linear(q.data, weight, input_scale=q.scale, **options), want)
+    with pytest.raises(ShapeError, match="input_scale for m=4, k=256 needs shape"):
+        fp8core.linear(q.data, weight, input_scale=q.scale, group_shape=PER_TENSOR)
+
+
 def test_a_vector_of_scales_that_could_be_of_channels_is_not_of_blocks():
     with pytest.raises(ShapeError, match="scale_b for n=2, k=256"):
         fp8core.scaled_mm_nt(fresh_fp8((4, 256)), fresh_fp8((2, 256)), fresh_scale((4, 2)), fresh_scale((2, 1)))
