@@ -80,14 +80,13 @@ def fold(of_rows: Array, rows: slice, group_rows: int) -> Array:
 
 
 def group_amax(x: Array, group_shape: GroupShape, work: Workspace) -> Floats:
-    """Return the largest magnitude of every group of ``x``; NaN is ignored, subnormal numbers count as zero."""
+    """Return the largest magnitude of every group of ``x``; NaN is ignored."""
     bits = x.view(f"u{x.itemsize}")
     found = largest_bits(bits, group_shape, work, None)
     infinity = np.array(np.inf, x.dtype).view(bits.dtype)
     if (found > infinity).any():
         found = largest_bits(bits, group_shape, work, infinity)
     amax: Floats = found.view(x.dtype).astype(np.float32)
-    amax[amax < SMALLEST_NORMAL] = 0
     return amax
 
 

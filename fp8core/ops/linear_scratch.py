@@ -10,7 +10,7 @@ from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.interop import dlpack
 from fp8core.kernels.encodings import round_up, scratch_part
 from fp8core.kernels.linear.table import Steps
-from fp8core.problem import PER_TENSOR, GroupShape
+from fp8core.problem import GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
 
 ROW_ALIGNMENT: Final = 16
@@ -60,8 +60,7 @@ def codes_in_scratch(
     offset = scratch_part(at.rows * stride)
     if input_scale is not None:
         return ScratchCodes(at, stride, how, x, codes, input_scale, None, offset)
-    shape = (1,) if how.group_shape == PER_TENSOR else how.group_shape.scale_shape(at.rows, at.cols)
-    scale = TensorSpec(COMPUTED, "float32", shape, how.strides[: len(shape)], x.target)
+    scale = TensorSpec(COMPUTED, "float32", how.group_shape.scale_shape(at.rows, at.cols), how.strides, x.target)
     nbytes = scratch_part(4 * how.computed())
     return ScratchCodes(at, stride, how, x, codes, scale, offset, offset + nbytes)
 

@@ -169,6 +169,8 @@ def test_what_becomes_known_or_is_written_in_a_capture_waits_in_it_and_not_in_th
     assert not history.may_prefetch(7, MOVED)
     captures[7] = 3
     assert history.may_prefetch(7, MOVED)
+    del captures[7]
+    assert not history.may_prefetch(7, MOVED)
 
 
 def test_captures_under_way_at_a_time_each_wait_for_what_they_write(history, captures):

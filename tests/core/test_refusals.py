@@ -273,6 +273,19 @@ def test_linear_of_fp8_needs_the_scale_of_its_input():
         fp8core.linear(q.data, q.data, q.scale)
 
 
+def test_strides_of_a_weight_without_rows_have_no_meaning():
+    weight = fresh_fp8((0, 128))[:, ::2]
+    assert fp8core.scaled_mm_nt(fresh_fp8((4, 64)), weight, 1.0, 1.0).shape == (4, 0)
+
+
+def test_a_layer_refuses_a_scale_that_is_not_of_the_stated_groups_of_its_input():
+    x = fp8core.Quantized(fresh_fp8((4, 200)), fresh_scale((4, 1)), PER_TENSOR)
+    layer = fp8core.Fp8Linear(fresh_fp8((8, 200)), 0.5)
+    for _ in range(2):
+        with pytest.raises(fp8core.ShapeError, match="input_scale for m=4, k=200 needs shape"):
+            layer(x)
+
+
 @pytest.mark.parametrize(
     ("group_shape", "shape"),
     [

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from fp8core import host
+from fp8core.host import codes
+from fp8core.host.memory import Workspace
 from fp8core.problem import HOST, AllClose, Expand, Normalize, Requantize
 from support import reference
 from support.host_launches import FP8, Poisoned, assert_same, row_stride, strided
@@ -140,3 +142,16 @@ def test_expand(scales, widths):
     whole(host.plan_expand(Expand(HOST, len(widths))))(0, given.ctypes.data, len(given), widths, out.ctypes.data)
     each = given if len(given) > 1 else np.repeat(given, len(widths))
     assert_same(out, np.append(np.repeat(each, widths), np.float32(7.5)))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (3, 6), (1, 7), (4, 1), (0, 4)])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32])
+def test_codes_are_replaced_in_pairs_and_one_by_one(shape, dtype, monkeypatch):
+    table = np.arange(256)[::-1].astype(dtype)
+    given = np.random.default_rng(5).integers(0, 256, (shape[0], 8), np.uint8)[:, : shape[1]]
+    for pairs in (0, 1 << 20):
+        monkeypatch.setattr(codes, "WORTH_PAIRS", pairs)
+        out = np.zeros((shape[0], 10), dtype)
+        codes.replace(given, table, out[:, : shape[1]], Workspace.of(64))
+        assert_same(out[:, : shape[1]], table[given])
+        assert not out[:, shape[1] :].any()
