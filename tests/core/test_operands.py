@@ -8,6 +8,7 @@ from fp8core.errors import DeviceError, DTypeError
 from fp8core.interop.dlpack import contiguous
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
+from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.ops.moe_permute import PERMUTE_CALLS
 from fp8core.ops.moe_unpermute import UNPERMUTE_CALLS
@@ -46,6 +47,11 @@ CALLS = {
         (CODES, WEIGHT, PER_ROW, PER_CHANNEL, None, ((4, 8), E4M3), ONE, None),
         (E4M3, True, False),
     ),
+    "grouped product": (
+        GROUPED_MM_CALLS,
+        (CODES, ((2, 8, 64), E4M3), PER_ROW, ((2, 8, 1), FP32), ((2, 8), BF16), ((2,), "int32"), RESULT),
+        (BF16, True),
+    ),
     "linear": (LINEAR_CALLS, (X, WEIGHT, PER_CHANNEL, BIAS, None, ONE, RESULT), ()),
     "linear, scale given": (LINEAR_CALLS, (X, WEIGHT, PER_CHANNEL, BIAS, ONE, None, RESULT), ()),
     "linear of FP8": (LINEAR_CALLS, (CODES, WEIGHT, PER_CHANNEL, BIAS, PER_ROW, None, RESULT), ()),
@@ -81,12 +87,12 @@ def test_the_operands_go_together(call):
 @pytest.mark.parametrize(("call", "away"), [(call, at) for call, at in EACH if at])
 def test_an_operand_on_another_device_is_refused(call, away):
     name = CALLS[call][0].operands[away]
-    with pytest.raises(DeviceError, match=rf"^{name} needs to be where \w+ is, on sm_90 .*, got host$"):
+    with pytest.raises(DeviceError, match=rf"^{name}(\[i\])? needs to be where \w+ is, on sm_90 .*, got host$"):
         described(call, away, target=HOST)
 
 
 @pytest.mark.parametrize(("call", "at"), EACH)
 def test_an_operand_of_bytes_is_refused(call, at):
     name = CALLS[call][0].operands[at]
-    with pytest.raises(DTypeError, match=rf"^{name} needs .*, got uint8"):
+    with pytest.raises(DTypeError, match=rf"^{name}(\[i\])? needs .*, got uint8"):
         described(call, at, dtype="uint8")

@@ -21,6 +21,12 @@ def windows(shape, strides):
     return np.lib.stride_tricks.as_strided(np.ones(64, np.float32), shape, [4 * stride for stride in strides])
 
 
+def amax_in_bias(at):
+    """Return a bias, and an amax that is one of its elements."""
+    bias = np.ones(32, np.float32)
+    return {"bias": bias, "amax": bias[at : at + 1]}
+
+
 def product(**changes):
     """Return the arguments of a good product, with changes."""
     return {
@@ -206,6 +212,7 @@ PRODUCT = {
         fp8core.ShapeError,
         r"share k, got a .*\(4, 64\) and b .*\(65, 32\)$",
     ),
+    "amax in the bias": (lambda: amax_in_bias(5), fp8core.LayoutError, "amax needs memory of its own.*overlaps bias"),
     "a is bfloat16": (lambda: {"a": fresh((4, 64))}, fp8core.DTypeError, "a needs an FP8"),
     "b is bfloat16": (lambda: {"b": fresh((32, 64)).T}, fp8core.DTypeError, "b needs an FP8"),
     "b has rows": (lambda: {"b": fresh_fp8((64, 32))}, fp8core.LayoutError, "b needs contiguous columns"),

@@ -288,6 +288,7 @@ WRONG = {
     "scale not fp32": ((WEIGHT, SCALE.astype(np.float16)), {}, "weight_scale needs float32"),
     "bias of another length": ((WEIGHT, SCALE), {"bias": fresh((7,))}, "bias needs 8 contiguous elements"),
     "bias of another dtype": ((WEIGHT, SCALE), {"bias": fresh((8,), "float16"), "out_dtype": "bfloat16"}, "bias needs"),
+    "bias that is a number": ((WEIGHT, SCALE), {"bias": 0.5}, "bias needs an array"),
     "bias that is FP8": ((WEIGHT, SCALE), {"bias": fresh_fp8((8,))}, "bias needs"),
     "blocks without groups": ((WEIGHT, fresh_scale((1, 2))), {}, "weight_scale with one scale per 128x128 block needs"),
     "groups without blocks": ((WEIGHT, SCALE), {"group_shape": GROUP_128}, "weight_scale for n=8, k=256 needs shape"),
@@ -304,6 +305,19 @@ WRONG = {
         "weight_scale with one scale per 128x128 block needs input_scale for groups of 1x128",
     ),
 }
+
+
+def test_scales_of_tokens_may_be_a_vector():
+    x, scale = fresh_fp8((4, 256)), fresh_scale((4,))
+    of_vector, of_column = (Fp8Linear(WEIGHT, SCALE, input_scale=one) for one in (scale, scale[:, None]))
+    np.testing.assert_array_equal(of_vector(x), of_column(x))
+
+
+def test_a_layer_keeps_its_scale_if_none_is_assigned():
+    layer = Fp8Linear(WEIGHT, SCALE)
+    with pytest.raises(fp8core.ScaleError, match="weight needs weight_scale"):
+        layer.weight_scale = None
+    assert layer.weight_scale is SCALE
 
 
 @pytest.mark.parametrize("wrong", WRONG)

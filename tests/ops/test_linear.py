@@ -17,9 +17,9 @@ from fp8core.kernels.gemm.sm90.decode_config import linear_config
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
-from fp8core.kernels.linear.table import LINEAR
+from fp8core.kernels.linear.table import LINEAR, Steps
 from fp8core.ops.linear import LinearOptions
-from fp8core.ops.linear_scratch import codes_in_scratch
+from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.problem import Linear, Quantize
 from fp8core.runtime import jit
 from support.engines import fresh
@@ -204,3 +204,20 @@ def test_codes_and_scales_have_room_of_their_own_in_the_scratch(rows, cols, grou
     assert q.scale_offset % 256 == q.bytes % 256 == 0
     given = codes_in_scratch(x, "float8_e4m3fn", group, TensorSpec("scale", "float32", (1,), (1,), H200), None, None)
     assert (given.scale_offset, given.bytes) == (None, q.scale_offset)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_the_product_has_its_scratch_behind_codes_and_scales(given):
+    x = TensorSpec("x", "bfloat16", (65, 100), (100, 1), H200)
+    scale = TensorSpec("scale", "float32", (1,), (1,), H200) if given else None
+    q, seen = codes_in_scratch(x, "float8_e4m3fn", PER_TOKEN, scale, None, None), []
+    quantize = SimpleNamespace(bind=lambda numbers: lambda *addresses: seen.append(addresses))
+    multiply = ready(lambda *addresses: seen.append(addresses), scratch_bytes=1000)
+    made = planned(lambda prefetch: Steps(quantize, multiply), q)
+    assert made.scratch_bytes == q.bytes + 1000
+    made.launch(7, *range(1, 8), 1 << 20)
+    of_x = 5 if given else (1 << 20) + q.scale_offset
+    assert seen == [
+        (7, 1, 1 << 20, of_x, 6),
+        (7, 1 << 20, 2, of_x, 3, 4, 7, 0, 0, (1 << 20) + q.bytes),
+    ]

@@ -62,6 +62,11 @@ X, IDS, ONE = np.zeros((4, 8), np.float32), np.zeros((4, 2), np.int32), np.ones(
         (lambda: moe_unpermute(X, None), DTypeError, "inverse needs an array, got None"),
         (lambda: moe_unpermute(X, IDS, X), ShapeError, r"topk_weights needs shape \(4, 2\)"),
         (lambda: moe_unpermute(X, IDS, IDS), DTypeError, "topk_weights needs"),
+        (
+            lambda: moe_unpermute(X, IDS, np.ones((2, 4), np.float32).T),
+            LayoutError,
+            "topk_weights needs contiguous memory",
+        ),
         (lambda: moe_unpermute(fresh_fp8((4, 8)), IDS), DTypeError, "y needs float32"),
         (lambda: moe_unpermute(X, IDS, out_dtype="float8_e5m2"), DTypeError, "out_dtype needs"),
         (lambda: moe_unpermute(X, IDS, out=X[:3]), ShapeError, r"out needs shape \(4, 8\)"),
