@@ -174,3 +174,11 @@ def test_only_a_dense_tensor_with_one_computed_scale_counts_as_one_row(options, 
     out = ArraySpec((rows, cols), E4M3, strides=(cols + apart, 1))
     got = fp8core.explain(fp8core.quantize, x, out=out, target="sm_90", **{"group_shape": PER_TENSOR, **options})
     assert got.problem.alignment == want
+
+
+def test_rows_and_halves_of_an_odd_length_are_not_aligned():
+    """Permuted rows follow each other without gaps, and up begins where gate ends."""
+    x, ids = ArraySpec((ROWS, 255), "bfloat16", strides=(256, 1)), ArraySpec((ROWS, 2), "int32")
+    assert fp8core.explain(fp8core.moe_permute, x, ids, 4, target="sm_90").problem.alignment == 2
+    x, out = ArraySpec((ROWS, 510), "bfloat16", strides=(512, 1)), ArraySpec((ROWS, 255), E4M3, strides=(256, 1))
+    assert fp8core.explain(fp8core.silu_and_mul_quant, x, out=out, target="sm_90").problem.alignment == 2

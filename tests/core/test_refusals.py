@@ -212,6 +212,11 @@ PRODUCT = {
         fp8core.ShapeError,
         r"share k, got a .*\(4, 64\) and b .*\(65, 32\)$",
     ),
+    "bias in FP8": (
+        lambda: {"bias": fresh_fp8((32,)), "out_dtype": "float8_e4m3fn", "out_scale": 1.0},
+        fp8core.DTypeError,
+        "bias needs float32, got float8_e4m3fn",
+    ),
     "amax in the bias": (lambda: amax_in_bias(5), fp8core.LayoutError, "amax needs memory of its own.*overlaps bias"),
     "a is bfloat16": (lambda: {"a": fresh((4, 64))}, fp8core.DTypeError, "a needs an FP8"),
     "b is bfloat16": (lambda: {"b": fresh((32, 64)).T}, fp8core.DTypeError, "b needs an FP8"),

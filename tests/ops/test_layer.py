@@ -313,6 +313,13 @@ def test_scales_of_tokens_may_be_a_vector():
     np.testing.assert_array_equal(of_vector(x), of_column(x))
 
 
+def test_a_pickle_without_added_attributes_is_read():
+    layer, state = Fp8Linear(WEIGHT, SCALE), Fp8Linear(WEIGHT, SCALE).__getstate__()
+    del state["added"]
+    layer.__setstate__(state)
+    assert layer.weight_scale.shape == SCALE.shape
+
+
 def test_a_layer_keeps_its_scale_if_none_is_assigned():
     layer = Fp8Linear(WEIGHT, SCALE)
     with pytest.raises(fp8core.ScaleError, match="weight needs weight_scale"):
