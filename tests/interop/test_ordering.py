@@ -51,6 +51,9 @@ class PerArray(Kind):
     def order_before(self, view, stream, owner=None):
         self.log.append(("export", view.owner, stream, owner))
 
+    def release(self, view, stream):
+        self.log.append(("released", view.owner, stream))
+
     def keep(self, view, stream):
         self.log.append(("keeps itself", view.owner))
 
@@ -114,10 +117,16 @@ def test_operands_of_a_launch_on_a_given_stream_are_kept_until_it_has_passed(log
     assert log == [], "it is the stream that their memory is ordered on"
 
 
-def test_capsules_are_kept_by_their_views(log):
+def test_capsules_are_kept_by_their_views_which_are_told_of_the_launch(log):
     one_by_one = PerArray(log)
     order_after(LAUNCH, views(one_by_one), explicit=LAUNCH)
-    assert log == [("keeps itself", "per array 0")]
+    assert log == [("released", "per array 0", LAUNCH), ("keeps itself", "per array 0")]
+    log.clear()
+    order_after(LAUNCH, views(Kind("first", LAUNCH), one_by_one, one_by_one))
+    assert [done for done in log if done[0] == "released"] == [
+        ("released", "per array 1", LAUNCH),
+        ("released", "per array 2", LAUNCH),
+    ]
 
 
 def test_the_host_has_no_order(log):
