@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ from fp8core.problem import HOST
 from fp8core.runtime import capture, device, graph_memory, streams
 from support.problems import TARGETS
 
-TARGET = next(target for target in TARGETS if target.platform == "cuda")
+TARGET = next(target for target in TARGETS if target.platform == "cuda")._replace(device=1)
 LAUNCH = 0x100
 
 
@@ -62,8 +62,13 @@ class PerArray(Kind):
 def log(monkeypatch):
     """Return what was done with streams, of which those from 0xC00 on are captured."""
     done = []
+
+    def join(waiting, awaited, ordinal):
+        assert ordinal == TARGET.device
+        done.append((waiting, "after", awaited))
+
     queue = SimpleNamespace(keep=lambda owner, stream, ordinal: done.append(("keep", owner, stream, ordinal)))
-    monkeypatch.setattr(streams, "join", lambda waiting, awaited, ordinal: done.append((waiting, "after", awaited)))
+    monkeypatch.setattr(streams, "join", join)
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
     monkeypatch.setattr(frameworks, "releases", lambda: queue)
     return done
@@ -183,11 +188,6 @@ def test_results_for_another_stream_come_from_its_pool(monkeypatch):
 
 
 class Event:
-    made = 0
-
-    def __init__(self, **options):
-        Event.made += 1
-
     def record(self, stream):
         self.recorded = stream.ptr
 
@@ -195,7 +195,18 @@ class Event:
 @pytest.fixture
 def joined(monkeypatch):
     """Return which streams have waited; 0xC.. and 0xD.. are captured, into two graphs."""
-    waits = []
+    waits, current = [], [0]
+
+    @contextmanager
+    def on(ordinal):
+        current.append(ordinal)
+        yield
+        current.pop()
+
+    def event(disable_timing):
+        assert disable_timing
+        assert current[-1] == TARGET.device
+        return Event()
 
     class Stream(SimpleNamespace):
         def wait_event(self, event):
@@ -203,8 +214,8 @@ def joined(monkeypatch):
 
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
     monkeypatch.setattr(device, "cupy_stream", lambda pointer: Stream(ptr=pointer))
-    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Event=Event)))
-    monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Event=event)))
+    monkeypatch.setattr(device, "on", on)
     monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(stream >> 8, stream >> 8))
     return waits
 
@@ -225,7 +236,7 @@ def joined(monkeypatch):
     ],
 )
 def test_streams_wait_for_each_other_within_one_capture_or_outside_of_all(joined, waiting, awaited, waits):
-    streams.join(waiting, awaited, 0)
+    streams.join(waiting, awaited, TARGET.device)
     assert joined == ([(waiting, awaited)] if waits else [])
 
 
