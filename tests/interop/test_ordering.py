@@ -34,6 +34,7 @@ class Kind(Framework):
         return self._stream
 
     def empty(self, shape, dtype, target, strides=None, stream=None):
+        self.allocated_for = stream
         memory = ctypes.create_string_buffer(math.prod(shape) * 4 + 1)
         return Result(ctypes.addressof(memory), memory)
 
@@ -313,11 +314,12 @@ def test_a_number_becomes_an_array_on_the_host(framework):
     assert [ctypes.c_float.from_address(n.pointer).value for n in numbers] == [np.float32(0.1), np.float32(-2.5)]
 
 
-def test_a_number_on_a_device_is_written_by_its_stream(log, monkeypatch):
+def test_a_number_on_a_device_is_written_by_its_stream_and_is_of_its_pool(log, monkeypatch):
     filled, kind = [], Kind("first", 0x200)
     monkeypatch.setattr(streams, "fill_float32", lambda *arguments: filled.append(arguments))
-    number = kind.number(0.5, TARGET, 0x200)
-    assert filled == [(number.pointer, 0.5, 0x200, TARGET.device)]
+    number = kind.number(0.5, TARGET, LAUNCH)
+    assert filled == [(number.pointer, 0.5, LAUNCH, TARGET.device)]
+    assert kind.allocated_for == LAUNCH
     assert number.owner is not None
 
 
