@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ from fp8core import interop
 from fp8core.errors import DeviceError
 from fp8core.interop import Framework, Result, TensorView, frameworks, order_after, order_before
 from fp8core.problem import HOST
-from fp8core.runtime import capture, device, graph_memory, streams
+from fp8core.runtime import device, graph_memory, streams
 from support.problems import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")._replace(device=1)
@@ -185,62 +185,6 @@ def test_results_for_another_stream_come_from_its_pool(monkeypatch):
     assert entered == ["the default stream", LAUNCH]
 
 
-# streams that wait
-
-
-class Event:
-    def record(self, stream):
-        self.recorded = stream.ptr
-
-
-@pytest.fixture
-def joined(monkeypatch):
-    """Return which streams have waited; 0xC.. and 0xD.. are captured, into two graphs."""
-    waits, current = [], [0]
-
-    @contextmanager
-    def on(ordinal):
-        current.append(ordinal)
-        yield
-        current.pop()
-
-    def event(disable_timing):
-        assert disable_timing
-        assert current[-1] == TARGET.device
-        return Event()
-
-    class Stream(SimpleNamespace):
-        def wait_event(self, event):
-            waits.append((self.ptr, event.recorded))
-
-    monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
-    monkeypatch.setattr(device, "cupy_stream", lambda pointer: Stream(ptr=pointer))
-    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Event=event)))
-    monkeypatch.setattr(device, "on", on)
-    monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(stream >> 8, stream >> 8))
-    return waits
-
-
-@pytest.mark.parametrize(
-    ("waiting", "awaited", "waits"),
-    [
-        (0x100, 0x200, True),
-        (0x100, 0x100, False),
-        (0x100, 0, True),
-        (0, 0x100, True),
-        (0xC00, 0x100, False),
-        (0xC00, 0, False),
-        (0x100, 0xC00, False),
-        (0, 0xC00, False),
-        (0xC00, 0xC01, True),
-        (0xC00, 0xD00, False),
-    ],
-)
-def test_streams_wait_for_each_other_within_one_capture_or_outside_of_all(joined, waiting, awaited, waits):
-    streams.join(waiting, awaited, TARGET.device)
-    assert joined == ([(waiting, awaited)] if waits else [])
-
-
 # torch
 
 
@@ -330,18 +274,3 @@ def test_a_number_in_a_capture_is_the_graphs(log, monkeypatch):
     number = Kind("first", 0xC00).number(0.5, TARGET, 0xC00)
     assert (number.pointer, number.owner) == (0x4004, None)
     assert filled == [(0x4004, 0.5, 0xC00, TARGET.device)]
-
-
-@pytest.mark.parametrize(("platform", "name"), [("cuda", "cuMemsetD32Async"), ("hip", "hipMemsetD32Async")])
-def test_one_number_is_filled_by_the_driver(monkeypatch, platform, name):
-    calls = []
-
-    def fill(address, bits, count, stream):
-        calls.append((address.value, bits.value, count.value, stream.value))
-        return 0
-
-    monkeypatch.setattr(device, "platform", lambda: platform)
-    monkeypatch.setattr(device, "count", lambda: 1)
-    monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(**{name: fill}))
-    streams.fill_float32(0x7F00_0000_1000, -0.5, 0x7000, 0)
-    assert calls == [(0x7F00_0000_1000, 0xBF000000, 1, 0x7000)]
