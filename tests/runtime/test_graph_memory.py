@@ -5,7 +5,7 @@ import gc
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -30,7 +30,7 @@ class Driver:
 
     def __init__(self, prefix="cu", version="_v3"):
         self.captures, self.modes, self.objects, self.graphs = {}, [0], {}, {}
-        self.fail, self.sticky = "", 0
+        self.fail, self.sticky, self.allocating, self.current = "", 0, [], None
         for name, function in {
             f"{prefix}StreamGetCaptureInfo{version}": self.info,
             f"{prefix}UserObjectCreate": self.create,
@@ -49,6 +49,13 @@ class Driver:
             return status
 
         return call
+
+    @contextmanager
+    def allocates(self, stream, ordinal):
+        """Stand in for `device.allocating`: CuPy's allocator uses its current stream and device."""
+        self.current = stream, ordinal
+        yield
+        self.current = None
 
     def hipGetLastError(self):
         self.sticky = 0
@@ -106,6 +113,8 @@ class Pool:
 
     def malloc(self, nbytes):
         assert self.driver.modes[-1] == capture.RELAXED, "an allocation would end the capture"
+        assert self.driver.current, "the memory would be another device's"
+        self.driver.allocating.append(self.driver.current)
         block = Memory(nbytes, self.next)
         self.next += -(-nbytes // 512) * 512
         self.blocks.add(block)
@@ -123,7 +132,7 @@ def driver(request, monkeypatch):
     monkeypatch.setattr(device, "platform", lambda: platform)
     monkeypatch.setattr(device, "driver", lambda: stand_in)
     monkeypatch.setattr(device, "status_name", lambda status: f"status {status}")
-    monkeypatch.setattr(device, "allocating", lambda pointer, ordinal: nullcontext())
+    monkeypatch.setattr(device, "allocating", stand_in.allocates)
     monkeypatch.setattr(graph_memory, "_ARENAS", {})
     capture._info.cache_clear()
     yield stand_in
@@ -181,6 +190,7 @@ def test_scratch_is_not_shared_by_streams_of_one_handle(driver, pool):
     assert len(set(made)) == 3
     assert graph_memory.scratch(1000, TARGET, device.PER_THREAD) == made[0]
     assert graph_memory.scratch(1000, elsewhere, device.PER_THREAD) == made[1]
+    assert driver.allocating == [(0, TARGET.device), (0, elsewhere.device), (0, TARGET.device)], "streams and devices"
 
 
 def test_memory_is_freed_with_its_graph_and_not_before(driver, pool):
