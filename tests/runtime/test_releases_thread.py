@@ -201,6 +201,23 @@ def test_a_child_begins_anew_and_leaves_alone_what_the_parent_keeps():
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_does_not_free_what_waits_for_a_thread_of_the_parent():
+    program = """
+        import os, sys
+        from fp8core.runtime.releases import releases
+        queue = releases()
+        queue.add(memory(), lambda: False)
+        child = os.fork()
+        queue.start()
+        if child == 0:
+            print("child", queue.wait(30), flush=True)
+            sys.exit(0)
+        print("ended", os.waitpid(child, 0)[1])
+    """
+    assert run(ABORTING + textwrap.dedent(program)) == ["child", "True", "ended", "0"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 def test_a_child_of_a_fork_while_the_thread_is_being_started_has_a_queue_and_a_thread_of_its_own():
     program = """
         import os, signal, sys, threading, warnings
