@@ -1,6 +1,6 @@
 """Arrays that only DLPack orders: the stream of a launch waits for them, and no other, which a capture would not allow."""
 
-from contextlib import nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,10 +16,17 @@ from support.problems import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")
 CURRENT, CAPTURED = 0, 0xC00
+CUPYS = SimpleNamespace(ptr=CURRENT)
+"""CuPy's current stream."""
+ENTERED = [None]
+"""The devices that were made current, the last one is."""
 
 
 class Exporter:
-    """An array on a GPU that offers DLPack, and logs the numbers of the streams that it was exported for."""
+    """An array on a GPU that offers DLPack, and logs the numbers of the streams that it was exported for.
+
+    It is to be exported with its device current: JAX makes it current, and does not restore the one before.
+    """
 
     def __init__(self, shape=(4, 32), ordinal=TARGET.device):
         self.array, self.ordinal, self.streams = np.ones(shape, np.float32), ordinal, []
@@ -28,6 +35,7 @@ class Exporter:
         return dlpack.CUDA, self.ordinal
 
     def __dlpack__(self, *, stream=None, **options):
+        assert ENTERED[-1] == self.ordinal
         self.streams.append(stream)
         capsule = self.array.__dlpack__(**options)
         tensor = dlpack.managed(capsule).tensor
@@ -42,11 +50,18 @@ class Planned(Exception):
 @pytest.fixture
 def gpu(monkeypatch):
     """Pretend that there are GPUs, on which CuPy's current stream is the default one."""
+
+    @contextmanager
+    def on(ordinal):
+        ENTERED.append(ordinal)
+        yield
+        ENTERED.pop()
+
     monkeypatch.setattr(device, "target", lambda ordinal: TARGET._replace(device=ordinal))
     monkeypatch.setattr(device, "current", lambda: TARGET.device)
-    monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
+    monkeypatch.setattr(device, "on", on)
     monkeypatch.setattr(device, "stream", lambda ordinal=-1: CURRENT)
-    monkeypatch.setattr(device, "current_stream", lambda ordinal=-1: SimpleNamespace(ptr=CURRENT))
+    monkeypatch.setattr(device, "current_stream", lambda ordinal=-1: CUPYS)
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= CAPTURED)
     monkeypatch.setattr(streams, "event_query", lambda stream, ordinal: None)
 
@@ -114,8 +129,11 @@ def test_an_explanation_orders_the_given_stream(gpu):
 
 
 def test_a_view_by_itself_is_ordered_by_the_launch(gpu):
-    x = Exporter()
+    """Its capsule is kept until that stream has passed, which must not be destroyed before."""
+    x, stream = Exporter(), SimpleNamespace(ptr=CAPTURED)
     seen = interop.view(x, "x")
-    assert interop.stream_of(seen, CAPTURED) == CAPTURED
+    assert (seen.held.stream, seen.held.stream_owner) == (CURRENT, CUPYS)
+    assert interop.stream_of(seen, stream) == CAPTURED
     assert x.streams == [1, CAPTURED]
+    assert (seen.held.stream, seen.held.stream_owner) == (CAPTURED, stream)
     assert dlpack_capsule.framework().stream(TARGET) == CURRENT

@@ -14,10 +14,10 @@ from fp8core import interop
 from fp8core.errors import DeviceError
 from fp8core.interop import Framework, Result, TensorView, frameworks, order_after, order_before
 from fp8core.problem import HOST
-from fp8core.runtime import capture, device, graph_memory, streams
+from fp8core.runtime import device, graph_memory, streams
 from support.problems import TARGETS
 
-TARGET = next(target for target in TARGETS if target.platform == "cuda")
+TARGET = next(target for target in TARGETS if target.platform == "cuda")._replace(device=1)
 LAUNCH = 0x100
 
 
@@ -34,6 +34,7 @@ class Kind(Framework):
         return self._stream
 
     def empty(self, shape, dtype, target, strides=None, stream=None):
+        self.allocated_for = stream
         memory = ctypes.create_string_buffer(math.prod(shape) * 4 + 1)
         return Result(ctypes.addressof(memory), memory)
 
@@ -51,6 +52,9 @@ class PerArray(Kind):
     def order_before(self, view, stream, owner=None):
         self.log.append(("export", view.owner, stream, owner))
 
+    def release(self, view, stream):
+        self.log.append(("released", view.owner, stream))
+
     def keep(self, view, stream):
         self.log.append(("keeps itself", view.owner))
 
@@ -59,8 +63,13 @@ class PerArray(Kind):
 def log(monkeypatch):
     """Return what was done with streams, of which those from 0xC00 on are captured."""
     done = []
+
+    def join(waiting, awaited, ordinal):
+        assert ordinal == TARGET.device
+        done.append((waiting, "after", awaited))
+
     queue = SimpleNamespace(keep=lambda owner, stream, ordinal: done.append(("keep", owner, stream, ordinal)))
-    monkeypatch.setattr(streams, "join", lambda waiting, awaited, ordinal: done.append((waiting, "after", awaited)))
+    monkeypatch.setattr(streams, "join", join)
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
     monkeypatch.setattr(frameworks, "releases", lambda: queue)
     return done
@@ -114,10 +123,16 @@ def test_operands_of_a_launch_on_a_given_stream_are_kept_until_it_has_passed(log
     assert log == [], "it is the stream that their memory is ordered on"
 
 
-def test_capsules_are_kept_by_their_views(log):
+def test_capsules_are_kept_by_their_views_which_are_told_of_the_launch(log):
     one_by_one = PerArray(log)
     order_after(LAUNCH, views(one_by_one), explicit=LAUNCH)
-    assert log == [("keeps itself", "per array 0")]
+    assert log == [("released", "per array 0", LAUNCH), ("keeps itself", "per array 0")]
+    log.clear()
+    order_after(LAUNCH, views(Kind("first", LAUNCH), one_by_one, one_by_one))
+    assert [done for done in log if done[0] == "released"] == [
+        ("released", "per array 1", LAUNCH),
+        ("released", "per array 2", LAUNCH),
+    ]
 
 
 def test_the_host_has_no_order(log):
@@ -168,56 +183,6 @@ def test_results_for_another_stream_come_from_its_pool(monkeypatch):
     for stream in (0, LAUNCH, 0x200):
         seen.framework.empty((4,), "float32", TARGET, None, stream)
     assert entered == ["the default stream", LAUNCH]
-
-
-# streams that wait
-
-
-class Event:
-    made = 0
-
-    def __init__(self, **options):
-        Event.made += 1
-
-    def record(self, stream):
-        self.recorded = stream.ptr
-
-
-@pytest.fixture
-def joined(monkeypatch):
-    """Return which streams have waited; 0xC.. and 0xD.. are captured, into two graphs."""
-    waits = []
-
-    class Stream(SimpleNamespace):
-        def wait_event(self, event):
-            waits.append((self.ptr, event.recorded))
-
-    monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
-    monkeypatch.setattr(device, "cupy_stream", lambda pointer: Stream(ptr=pointer))
-    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(Event=Event)))
-    monkeypatch.setattr(device, "on", lambda ordinal: nullcontext())
-    monkeypatch.setattr(capture, "info", lambda stream: capture.Capture(stream >> 8, stream >> 8))
-    return waits
-
-
-@pytest.mark.parametrize(
-    ("waiting", "awaited", "waits"),
-    [
-        (0x100, 0x200, True),
-        (0x100, 0x100, False),
-        (0x100, 0, True),
-        (0, 0x100, True),
-        (0xC00, 0x100, False),
-        (0xC00, 0, False),
-        (0x100, 0xC00, False),
-        (0, 0xC00, False),
-        (0xC00, 0xC01, True),
-        (0xC00, 0xD00, False),
-    ],
-)
-def test_streams_wait_for_each_other_within_one_capture_or_outside_of_all(joined, waiting, awaited, waits):
-    streams.join(waiting, awaited, 0)
-    assert joined == ([(waiting, awaited)] if waits else [])
 
 
 # torch
@@ -293,11 +258,12 @@ def test_a_number_becomes_an_array_on_the_host(framework):
     assert [ctypes.c_float.from_address(n.pointer).value for n in numbers] == [np.float32(0.1), np.float32(-2.5)]
 
 
-def test_a_number_on_a_device_is_written_by_its_stream(log, monkeypatch):
+def test_a_number_on_a_device_is_written_by_its_stream_and_is_of_its_pool(log, monkeypatch):
     filled, kind = [], Kind("first", 0x200)
     monkeypatch.setattr(streams, "fill_float32", lambda *arguments: filled.append(arguments))
-    number = kind.number(0.5, TARGET, 0x200)
-    assert filled == [(number.pointer, 0.5, 0x200, TARGET.device)]
+    number = kind.number(0.5, TARGET, LAUNCH)
+    assert filled == [(number.pointer, 0.5, LAUNCH, TARGET.device)]
+    assert kind.allocated_for == LAUNCH
     assert number.owner is not None
 
 
@@ -308,18 +274,3 @@ def test_a_number_in_a_capture_is_the_graphs(log, monkeypatch):
     number = Kind("first", 0xC00).number(0.5, TARGET, 0xC00)
     assert (number.pointer, number.owner) == (0x4004, None)
     assert filled == [(0x4004, 0.5, 0xC00, TARGET.device)]
-
-
-@pytest.mark.parametrize(("platform", "name"), [("cuda", "cuMemsetD32Async"), ("hip", "hipMemsetD32Async")])
-def test_one_number_is_filled_by_the_driver(monkeypatch, platform, name):
-    calls = []
-
-    def fill(address, bits, count, stream):
-        calls.append((address.value, bits.value, count.value, stream.value))
-        return 0
-
-    monkeypatch.setattr(device, "platform", lambda: platform)
-    monkeypatch.setattr(device, "count", lambda: 1)
-    monkeypatch.setattr(device, "driver", lambda: SimpleNamespace(**{name: fill}))
-    streams.fill_float32(0x7F00_0000_1000, -0.5, 0x7000, 0)
-    assert calls == [(0x7F00_0000_1000, 0xBF000000, 1, 0x7000)]

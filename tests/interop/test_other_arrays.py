@@ -45,8 +45,8 @@ def log(monkeypatch):
     monkeypatch.setattr(streams, "join", lambda waiting, awaited, ordinal: done.append((waiting, "after", awaited)))
     monkeypatch.setattr(streams, "event_query", lambda stream, ordinal: lambda: True)
     monkeypatch.setattr(cuda_array, "ordinal_of", lambda pointer: TARGET.device)
-    monkeypatch.setattr(device, "target", lambda ordinal: TARGET)
-    monkeypatch.setattr(device, "current", lambda: TARGET.device)
+    monkeypatch.setattr(device, "target", lambda ordinal: TARGET._replace(device=ordinal))
+    monkeypatch.setattr(device, "current", lambda: TARGET.device + 1)
     monkeypatch.setattr(device, "stream", lambda ordinal=-1: CURRENT)
     monkeypatch.setattr(device, "current_stream", lambda ordinal=-1: SimpleNamespace(ptr=CURRENT))
     monkeypatch.setattr(device, "capturing", lambda stream: stream >= 0xC00)
@@ -66,9 +66,10 @@ def test_an_array_is_seen_as_it_is(log, dtype, cut):
     assert (seen.framework.name, seen.owner) == ("cuda_array_interface", x)
 
 
-def test_an_array_without_elements_has_no_address(log):
-    x = OfNumba(np.zeros((0, 5), np.float32), data=(None, False))
-    assert interop.view(x, "x")[:3] == (0, "float32", (0, 5))
+def test_an_array_without_elements_has_no_address_and_is_on_the_current_device(log):
+    seen = interop.view(OfNumba(np.zeros((0, 5), np.float32), data=(None, False)), "x")
+    assert seen[:3] == (0, "float32", (0, 5))
+    assert seen.target.device == TARGET.device + 1
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_an_array_without_elements_has_no_address(log):
         ({"mask": [True] * 24}, LayoutError, "x needs a plain array, got a masked one"),
         ({"strides": (26, 4)}, LayoutError, "x needs strides of whole elements of 4 bytes"),
         ({"data": (0x1002, False)}, LayoutError, "x needs elements at multiples of 4 bytes, got address 0x1002"),
+        ({"data": (0, False)}, LayoutError, r"x needs memory, got address 0 for shape \(4, 6\)"),
         ({"stream": 0}, LayoutError, "x needs a stream that __cuda_array_interface__ has a number for, got 0"),
         ({"data": "left out"}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: KeyError"),
     ],
@@ -93,6 +95,7 @@ class Memory(SimpleNamespace):
 
     def __init__(self, ptr, size, owner, device_id):
         assert size >= 0
+        owner.memory = self
         super().__init__(bytes=(ctypes.c_char * size).from_address(ptr), owner=owner, device_id=device_id)
 
 
@@ -102,8 +105,11 @@ def test_codes_of_any_order_become_an_array_of_cupy(log, monkeypatch, cut):
     fake = SimpleNamespace(cuda=cuda, ndarray=lambda shape, dtype, at, steps: np.ndarray(shape, dtype, *at, steps))
     monkeypatch.setattr(device, "cupy", lambda: fake)
     codes = np.arange(24, dtype=np.uint8).reshape(4, 6)[cut]
-    q = Float8Array(OfNumba(codes), "float8_e4m3fn")
+    x = OfNumba(codes, stream=OWN)
+    q = Float8Array(x, "float8_e4m3fn")
     np.testing.assert_array_equal(q.codes, codes)
+    assert log[0] == (CURRENT, "after", OWN)
+    assert (x.memory.owner, x.memory.device_id) == (x, TARGET.device)
 
 
 def test_a_read_only_array_is_no_destination(log):

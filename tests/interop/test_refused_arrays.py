@@ -177,11 +177,16 @@ class WithProtocol:
         return (0, 7)
 
 
+class WithPair:
+    __cuda_stream__ = (0, 7)
+
+
 class WithPointer:
     ptr = 8
 
 
 class WithCudaStream:
+    ptr = None
     cuda_stream = 9
 
 
@@ -190,8 +195,9 @@ def test_a_stream_is_an_address_or_offers_one(framework):
     assert interop.stream_of(seen) == 0
     assert interop.stream_of(seen, 5) == 0
     address = interop.stream_address
-    assert [address(s) for s in (0, 1, 5, WithProtocol(), WithPointer(), WithCudaStream())] == [0, 0, 5, 7, 8, 9]
-    for wrong in (-1, "0", 1.5, True, object()):
+    offers = WithProtocol(), WithPair(), WithPointer(), WithCudaStream()
+    assert [address(s) for s in (0, 1, 5, *offers)] == [0, 0, 5, 7, 7, 8, 9]
+    for wrong in (-1, 1 << 64, "0", 1.5, True, object(), np.arange(2), WithProtocol):
         with pytest.raises(DeviceError, match="stream needs an address"):
             address(wrong)
 

@@ -47,6 +47,17 @@ def test_a_batch_becomes_rows_where_that_is_exact(name, call, folded):
         assert near(made[:, i] if made.ndim > 2 else made[..., i], jax.jit(call)(x[i]))
 
 
+def test_one_scale_for_each_of_a_batch_is_not_read_as_scales_of_groups():
+    """The numbers of two items of one row are as many as those of two groups of 128, which both rows would share."""
+    q, scale = wide(2, 256).astype("float8_e4m3fn"), np.array([1, 2], np.float32)
+
+    def call(q, scale):
+        return fp8core.dequantize(q, scale, group_shape=(2, 128))
+
+    wanted = np.stack([call(one, float(number)) for one, number in zip(q, scale, strict=True)])
+    assert same(jax.jit(jax.vmap(call))(q, scale), wanted)
+
+
 def test_vmap_over_weights():
     stacked = jax.vmap(lambda w: tuple(fp8core.quantize(w)))(np.stack([wide(N, K, seed=seed) for seed in range(3)]))
     x = wide(4, K)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
-from fp8core.torch import Linear, operators  # noqa: E402
+from fp8core.torch import Linear, frozen, operators  # noqa: E402
 from fp8core.torch.histories import Histories  # noqa: E402
 from pytorch.tensors import bits, wide  # noqa: E402
 
@@ -40,14 +40,21 @@ def test_a_history_lasts_as_long_as_its_tensor():
 def test_a_graph_meets_the_same_weights_again(backend, monkeypatch):
     torch._dynamo.reset()
     known = Histories()
-    monkeypatch.setattr(operators, "HISTORIES", known)
+    for module in (operators, frozen):
+        monkeypatch.setattr(module, "HISTORIES", known)
     model = nn.Sequential(layer_on("cpu"), nn.SiLU(), layer_on("cpu"))
     compiled = torch.compile(model, fullgraph=True, backend=backend)
     with torch.no_grad():
         for _ in range(3):
             compiled(wide(2, K))
             assert len(known) == 2
-    del model, compiled
+        weight = model[0].weight
+        model._apply(torch.Tensor.clone)  # as any move: the parameters stay, and their memory is new
+        assert model[0].weight is weight
+        assert len(known) == 0
+        compiled(wide(2, K))
+        assert len(known) == 2
+    del model, compiled, weight
     torch._dynamo.reset()
     gc.collect()
     assert len(known) == 0

@@ -35,6 +35,7 @@ class Holder(nn.Module):
         return [layer(x[..., : layer.in_features]) for layer in self.children()]
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize(
     ("holder", "joined"),
     [
@@ -44,11 +45,14 @@ class Holder(nn.Module):
         (lambda: Holder((256, 1024), (128, 1024), (64, 1024), scheme="block"), [("l0", "l1", "l2")]),
         (lambda: Holder((128, 1024), (64, 1024), (128, 1024), scheme="block"), [("l0", "l1")]),
         (lambda: Holder((128, K), (128, K), scheme="block"), []),
+        (lambda: Holder((1, 1024), (64, 1024), scheme="block"), []),
         (lambda: Holder((5, K), (64, K), (64, K)), [("l1", "l2")]),
+        (lambda: Holder((8, K + 2), (64, K + 2)), []),
         (lambda: Holder(*[(64, K)] * 6), [("l0", "l1", "l2", "l3"), ("l4", "l5")]),
         (lambda: Holder((64, K)), []),
-        (lambda: Holder((64, K), (64, K), scheme="tensor"), []),
+        (lambda: Holder((128, K), (128, K), scheme="tensor"), []),
         (lambda: Holder((64, K), (64, K), input_scale=0.03), []),
+        (lambda: Holder((0, K), (64, K), (64, K)), [("l1", "l2")]),
         (lambda: Holder((64, K), (64, K)).to("meta"), []),
     ],
     ids=[
@@ -58,11 +62,14 @@ class Holder(nn.Module):
         "blocks",
         "half-blocks",
         "few-blocks",
+        "one row",
         "odd",
+        "odd codes",
         "many",
         "one",
         "tensor",
         "static",
+        "no rows",
         "meta",
     ],
 )
@@ -89,6 +96,10 @@ def test_layers_go_on_and_moving_twice_moves_once():
     assert [layer.weight.data_ptr() for layer in model.children()] == places
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert bits(copy.deepcopy(model)(x)) == before
+    model.l1.weight_scale = nn.Parameter(model.l1.weight_scale.clone(), requires_grad=False)
+    assert join_(model) == (("l0", "l1"),)
+    assert are_adjacent([layer.weight_scale for layer in model.children()])
+    assert bits(model(x)) == before
 
 
 def test_a_weight_that_another_module_holds_stays():
@@ -99,16 +110,44 @@ def test_a_weight_that_another_module_holds_stays():
     assert model.other.weight is model.l1.weight
 
 
-def test_parameters_of_other_classes_stay():
+@pytest.mark.parametrize("name", ["weight_scale", "bias"])
+def test_parameters_that_are_computed_stay(name):
+    """In place of the parameter there is a module with what it is computed from."""
+    model = Holder((128, K), (64, K), (64, K), bias=(1,) if name == "bias" else ())
+    nn.utils.parametrize.register_parametrization(model.l1, name, nn.Identity())
+    assert join_(model) == (("l0", "l2"),)
+    assert nn.utils.parametrize.is_parametrized(model.l1, name)
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale"])
+def test_parameters_of_other_classes_stay(name):
     """As those that FSDP shards."""
 
     class Sharded(torch.Tensor):
         pass
 
     model = Holder((128, K), (64, K), (64, K))
-    model.l1.weight = nn.Parameter(model.l1.weight.detach().as_subclass(Sharded), requires_grad=False)
+    own = getattr(model.l1, name).detach().as_subclass(Sharded)
+    setattr(model.l1, name, nn.Parameter(own, requires_grad=False))
     assert join_(model) == (("l0", "l2"),)
-    assert type(model.l1.weight.data) is Sharded
+    assert type(getattr(model.l1, name).data) is Sharded
+
+
+@pytest.mark.parametrize("other", [{"weight_dtype": "float8_e5m2"}, {"scheme": "block"}], ids=str)
+def test_layers_of_other_formats_or_scales_stay(other):
+    model, x = Holder((128, 1024), (128, 1024), (64, 1024)), wide(3, 1024)
+    model.l1 = Linear.from_linear(nn.Linear(1024, 128, bias=False), **other)
+    before = bits(model(x))
+    assert join_(model) == (("l0", "l2"),)
+    assert bits(model(x)) == before
+
+
+def test_a_weight_with_padded_rows_stays():
+    model = Holder((128, K), (64, K), (64, K))
+    padded = torch.empty(64, K + 16, dtype=torch.uint8).view(model.l1.weight.dtype)[:, :K]
+    model.l1.weight = nn.Parameter(padded, requires_grad=False)
+    assert join_(model) == (("l0", "l2"),)
+    assert model.l1.weight.data_ptr() == padded.data_ptr()
 
 
 def arguments(layers, x):
@@ -140,7 +179,9 @@ def test_the_operator_gives_the_bits_of_the_layers_wherever_their_memory_is(shap
     assert bits(made) == bits(torch.cat([layer(x) for layer in layers], -1))
     layers[1].weight_scale.mul_(2)  # in place: what is kept of the memory is not of its values
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
-    for layer in layers:  # one is elsewhere now
+    layers[1].weight_scale = nn.Parameter(layers[1].weight_scale.clone(), requires_grad=False)  # elsewhere now
+    assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+    for layer in layers:
         layer.weight = nn.Parameter(layer.weight.detach().view(torch.uint8).clone().view(layer.weight.dtype), False)
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
 

@@ -4,7 +4,6 @@ import gc
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from importlib import metadata
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -12,9 +11,8 @@ import pytest
 
 from fp8core.errors import BackendError
 from fp8core.problem import Target
-from fp8core.runtime import compiler, device, jit, launches, sources
+from fp8core.runtime import compiler, device, jit, kernel_cache, launches, sources
 from fp8core.runtime.args import Pointer
-from support.targets import MI300
 from support.threads import in_time
 
 
@@ -114,6 +112,36 @@ def test_nothing_is_kept_of_what_fails(machine, fault, threads):
     assert len({id(module) for module in again}) == 1
     assert machine.loaded == [b"text"]
     assert len(machine.compiled) == (fault == "refuse_compile")
+
+
+def test_code_on_disk_that_the_driver_refuses_is_compiled_again_and_replaced(machine, monkeypatch):
+    """Such as that of a compiler whose version says less than its code depends on."""
+    name = compiler.file_name(H200, "text", ())
+    kernel_cache.keep(name, b"refused")
+    load = machine.cuda.Module.load
+
+    def refusing(module, code):
+        if code == b"refused":
+            raise RuntimeError("CUDA_ERROR_NO_BINARY_FOR_GPU")
+        load(module, code)
+
+    monkeypatch.setattr(machine.cuda.Module, "load", refusing)
+    with pytest.warns(RuntimeWarning, match=r"cannot be used, .*NO_BINARY_FOR_GPU: compiled again"):
+        compiler.Modules().load("text", ())
+    assert machine.loaded == [b"text"]
+    assert kernel_cache.fetch(name, lambda: b"anew") == (b"text", True)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_code_that_the_compiler_makes_alike_is_not_replaced(machine, kept):
+    """The driver's reason is another one then, and what it refused is good."""
+    name = compiler.file_name(H200, "text", ())
+    if kept:
+        kernel_cache.keep(name, b"text")
+    machine.refuse_load = True
+    with pytest.raises(BackendError, match=r"the driver cannot load fp8core .*OUT_OF_MEMORY"):
+        compiler.Modules().load("text", ())
+    assert machine.compiled == ["text"]
 
 
 def test_a_failed_launcher_is_prepared_anew(machine, monkeypatch):
@@ -221,6 +249,34 @@ def test_the_compiler_makes_code_without_a_device(arch):
     assert b"f" in code
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(("platform", "code"), [("cuda", b"cubin"), ("hip", b"code object")])
+def test_a_program_of_the_compiler_is_destroyed(monkeypatch, platform, code, fails):
+    destroyed = []
+
+    def compile_program(program, options):
+        if fails:
+            raise RuntimeError("NVRTC_ERROR_COMPILATION")
+
+    compiler_of = SimpleNamespace(
+        createProgram=lambda text, name, *headers: (text, name),
+        compileProgram=compile_program,
+        getCUBIN=lambda program: b"cubin" if platform == "cuda" else b"",  # hipRTC has none
+        getPTX=lambda program: b"text" if platform == "cuda" else b"code object",
+        getProgramLog=lambda program: "the log",
+        destroyProgram=destroyed.append,
+    )
+    monkeypatch.setattr(device, "platform", lambda: platform)
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=SimpleNamespace(nvrtc=compiler_of)))
+    monkeypatch.setattr(compiler, "version", lambda: "a compiler 1.0")
+    if fails:
+        with pytest.raises(BackendError, match=r"a compiler 1.0 cannot compile f: NVRTC_ERROR(.|\n)*-O3(.|\n)*the log"):
+            compiler.compile_text("text", ("-O3",), "f")
+    else:
+        assert compiler.compile_text("text", ("-O3",), "f") == code
+    assert destroyed == [("text", "f")]
+
+
 @pytest.mark.usefixtures("nvrtc")
 def test_a_compile_error_holds_the_log_and_the_options():
     with pytest.raises(BackendError) as caught:
@@ -234,34 +290,6 @@ def test_a_compile_error_holds_the_log_and_the_options():
         '"missing" is undefined',
     ):
         assert part in text, text
-
-
-@pytest.mark.parametrize("wheels", [{"": "13.0.1"}, {"-cu12": "12.8.93"}, {"": "13.0.1", "-cu12": "12.9.86"}], ids=str)
-def test_every_wheel_that_may_be_loaded_is_in_the_name_of_a_kernel(monkeypatch, wheels):
-    def version_of(wheel):
-        try:
-            return wheels[wheel.removeprefix("nvidia-cuda-nvrtc")]
-        except KeyError:
-            raise metadata.PackageNotFoundError(wheel) from None
-
-    monkeypatch.setattr(metadata, "version", version_of)
-    monkeypatch.setattr(device, "platform", lambda: "cuda")
-    named = compiler.version.__wrapped__()
-    assert all(version in named for version in wheels.values())
-
-
-def test_options_that_hiprtc_takes_from_the_environment_are_in_the_name_of_a_kernel(monkeypatch):
-    """Such as -ffast-math: a kernel that was compiled with it must not serve processes without it."""
-    monkeypatch.setattr(compiler, "version", lambda: "one")
-    names = {}
-    for appended in (None, "", "-ffast-math", "-g"):
-        if appended is not None:
-            monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", appended)
-        names[appended] = [compiler.file_name(target, "text", ("-O3",)) for target in (MI300, H200)]
-    on_hip, on_cuda = zip(*names.values(), strict=True)
-    assert on_hip[0] == on_hip[1]
-    assert len(set(on_hip)) == 3
-    assert len(set(on_cuda)) == 1
 
 
 @pytest.mark.usefixtures("nvrtc")

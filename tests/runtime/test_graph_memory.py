@@ -1,140 +1,18 @@
 """Memory of graphs, against a stand-in for the driver: freed when the graph is gone, not before, and not twice."""
 
-import ctypes
-import gc
 import threading
-import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from itertools import chain
 from types import SimpleNamespace
 
 import pytest
 
 from fp8core.errors import BackendError
 from fp8core.runtime import capture, device, graph_memory
+from support.graph_driver import driver, pool  # noqa: F401
 from support.problems import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")
-DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-class Memory:
-    """A block of a stand-in for CuPy's pool."""
-
-    def __init__(self, nbytes, address):
-        self.nbytes, self.ptr = nbytes, address
-
-
-class Driver:
-    """The driver's calls for captures and user objects, with graphs that can be destroyed."""
-
-    def __init__(self, prefix="cu", version="_v3"):
-        self.captures, self.modes, self.objects, self.graphs = {}, [0], {}, {}
-        self.fail, self.sticky = "", 0
-        for name, function in {
-            f"{prefix}StreamGetCaptureInfo{version}": self.info,
-            f"{prefix}UserObjectCreate": self.create,
-            f"{prefix}UserObjectRelease": self.release,
-            f"{prefix}GraphRetainUserObject": self.retain,
-            f"{prefix}ThreadExchangeStreamCaptureMode": self.exchange,
-        }.items():
-            setattr(self, name, self.exported(name, function))
-
-    def exported(self, name, function):
-        def call(*arguments):
-            types = getattr(call, "argtypes", None)
-            assert types is None or len(types) == len(arguments), name
-            status = 999 if self.fail and self.fail in name else function(*arguments)
-            self.sticky = status or self.sticky
-            return status
-
-        return call
-
-    def hipGetLastError(self):
-        self.sticky = 0
-
-    def info(self, stream, status, number, graph, *unused):
-        assert set(unused) == {None}
-        found = self.captures.get(stream)
-        status._obj.value = int(found is not None)
-        number._obj.value, graph._obj.value = found or (0, None)
-        return 0
-
-    def exchange(self, mode):
-        before = self.modes[-1]
-        self.modes.append(mode._obj.value)
-        mode._obj.value = before
-        return 0
-
-    def create(self, made, pointer, destroy, count, flags):
-        assert (count, flags) == (1, 1)
-        number = 0xB000 + len(self.objects)
-        self.objects[number] = (pointer, destroy.value)
-        made._obj.value = number
-        return 0
-
-    def retain(self, graph, made, count, flags):
-        assert (count, flags) == (1, 1), "the reference moves to the graph"
-        self.graphs.setdefault(graph, []).append(made.value)
-        return 0
-
-    def release(self, made, count):
-        self.destroy_object(made.value)
-        return 0
-
-    def destroy_object(self, number):
-        pointer, destroy = self.objects.pop(number)
-        DESTRUCTOR(destroy)(pointer)
-
-    def destroy(self, graph):
-        """Destroy a graph, on a thread of the driver's own."""
-
-        def work():
-            for number in self.graphs.pop(graph):
-                self.destroy_object(number)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-
-
-class Pool:
-    """A stand-in for ``cupy.cuda.MemoryPool`` that tells what is in use, and in which mode it was asked."""
-
-    def __init__(self, driver):
-        self.driver, self.blocks, self.next = driver, weakref.WeakSet(), 0x10000
-
-    def malloc(self, nbytes):
-        assert self.driver.modes[-1] == capture.RELAXED, "an allocation would end the capture"
-        block = Memory(nbytes, self.next)
-        self.next += -(-nbytes // 512) * 512
-        self.blocks.add(block)
-        return block
-
-    def used(self):
-        gc.collect()
-        return sum(block.nbytes for block in self.blocks)
-
-
-@pytest.fixture(params=[("cuda", "cu", "_v3"), ("cuda", "cu", "_v2"), ("hip", "hip", "_v2")], ids="".join)
-def driver(request, monkeypatch):
-    platform, prefix, version = request.param
-    stand_in = Driver(prefix, version)
-    monkeypatch.setattr(device, "platform", lambda: platform)
-    monkeypatch.setattr(device, "driver", lambda: stand_in)
-    monkeypatch.setattr(device, "status_name", lambda status: f"status {status}")
-    monkeypatch.setattr(device, "allocating", lambda pointer, ordinal: nullcontext())
-    monkeypatch.setattr(graph_memory, "_ARENAS", {})
-    capture._info.cache_clear()
-    yield stand_in
-    capture._info.cache_clear()
-
-
-@pytest.fixture
-def pool(driver, monkeypatch):
-    blocks = Pool(driver)
-    monkeypatch.setattr(graph_memory, "_pool", lambda: blocks)
-    return blocks
 
 
 def test_a_capture_has_a_number_and_a_graph(driver):
@@ -181,6 +59,7 @@ def test_scratch_is_not_shared_by_streams_of_one_handle(driver, pool):
     assert len(set(made)) == 3
     assert graph_memory.scratch(1000, TARGET, device.PER_THREAD) == made[0]
     assert graph_memory.scratch(1000, elsewhere, device.PER_THREAD) == made[1]
+    assert driver.allocating == [(0, TARGET.device), (0, elsewhere.device), (0, TARGET.device)], "streams and devices"
 
 
 def test_memory_is_freed_with_its_graph_and_not_before(driver, pool):
@@ -240,6 +119,53 @@ def test_a_sweep_may_begin_within_another(driver, pool, monkeypatch):
     assert not graph_memory._ARENAS
 
 
+@pytest.fixture
+def semaphores(monkeypatch):
+    """Return the addresses of semaphores that are not freed."""
+    there, libc = set(), graph_memory._libc()
+
+    def malloc(nbytes):
+        address = libc.malloc(nbytes)
+        there.add(address)
+        return address
+
+    def free(address):
+        there.remove(address)
+        libc.free(address)
+
+    rest = {name: getattr(libc, name) for name in ("sem_init", "sem_post", "sem_trywait", "sem_destroy")}
+    monkeypatch.setattr(graph_memory, "_libc", lambda: SimpleNamespace(malloc=malloc, free=free, **rest))
+    return there
+
+
+def test_a_semaphore_is_freed_with_its_graph(driver, pool, semaphores):
+    driver.captures = {0x7000: (1, 0xAA), 0x8000: (2, 0xBB)}
+    for stream in driver.captures:
+        graph_memory.scratch(1000, TARGET, stream)
+    assert len(semaphores) == 2
+    driver.destroy(0xAA)
+    graph_memory.sweep()
+    assert len(semaphores) == 1
+    driver.fail = "UserObjectCreate"
+    driver.captures = {0x9000: (3, 0xCC)}
+    with pytest.raises(BackendError):
+        graph_memory.scratch(1000, TARGET, 0x9000)
+    assert len(semaphores) == 1
+
+
+def test_memory_of_no_bytes_has_an_address(driver, pool):
+    driver.captures = {0x7000: (1, 0xAA)}
+    assert graph_memory.scratch(0, TARGET, 0x7000) > 0
+    assert graph_memory.allocate(0, TARGET, 0x7000) > 0
+    assert all(block.nbytes for block in pool.blocks)
+
+
+def test_memory_that_is_not_aligned_is_refused(driver, pool):
+    driver.captures, pool.next = {0x7000: (1, 0xAA)}, 0x10080
+    with pytest.raises(BackendError, match="CuPy's pool needs to align memory to 256 bytes, got 0x10080"):
+        graph_memory.scratch(1000, TARGET, 0x7000)
+
+
 def test_numbers_have_memory_of_their_own(driver, pool):
     driver.captures = {0x7000: (1, 0xAA)}
     addresses = [graph_memory.allocate(4, TARGET, 0x7000) for _ in range(3)]
@@ -267,6 +193,7 @@ def test_a_call_that_fails_is_named_and_leaves_nothing(driver, pool, call):
     with pytest.raises(BackendError, match=rf"{call}\w* failed with status 999"):
         graph_memory.scratch(100, TARGET, 0x7000)
     assert not pool.used()
+    assert sorted(driver.objects) == sorted(chain.from_iterable(driver.graphs.values())), "all others are released"
     if device.platform() == "hip":
         assert driver.sticky == 0, "the next launch of any library would report it"
     driver.fail = ""

@@ -70,6 +70,30 @@ def test_many_threads_start_one(starting):
     assert len(starting.made) == 1
 
 
+def test_a_thread_that_another_has_started_meanwhile_is_the_only_one(starting):
+    """Between the question whether there is one and the lock."""
+
+    def acquire(blocking):
+        starting.queue._starting = lock
+        starting.queue.start()
+        return lock.acquire(blocking)
+
+    lock = starting.queue._starting
+    starting.queue._starting = SimpleNamespace(acquire=acquire, release=lock.release)
+    starting.queue.start()
+    assert starting.queue.wait(SECONDS)
+    assert len(starting.made) == 1
+
+
+def test_no_thread_is_started_behind_the_end(starting):
+    """It would run while the interpreter is torn down."""
+    starting.queue.start()
+    starting.queue._stop()
+    starting.queue.start()
+    assert len(starting.made) == 1
+    assert not starting.made[0].is_alive()
+
+
 def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(starting, caplog):
     """A call that keeps an operand has launched already: it must neither fail nor leave the operand to be freed."""
 
@@ -107,19 +131,29 @@ def run(program):
     return done.stdout.split()
 
 
+ABORTING = """
+import ctypes
+make, aborts = ctypes.pythonapi.PyCapsule_New, ctypes.cast(ctypes.CDLL(None).abort, ctypes.c_void_p)
+make.restype, make.argtypes = ctypes.py_object, (ctypes.c_void_p,) * 3
+def memory():
+    return make(1, None, aborts)  # also where Python no longer runs destructors that are written in it
+"""
+
+
 def test_the_interpreter_ends_while_something_is_kept_and_does_not_free_it():
     program = """
+        import atexit, threading
+        @atexit.register
+        def last():
+            print(threading.active_count())
         from fp8core.runtime.releases import releases
-        class Memory:
-            def __del__(self):
-                print("freed", flush=True)
         queue = releases()
         queue.start()
-        queue.add(Memory(), lambda: False)
-        queue.after(Memory(), lambda: (lambda: False))
-        print("end")
+        queue.add(memory(), lambda: False)
+        queue.after(memory(), lambda: (lambda: False))
+        print("end", flush=True)
     """
-    assert run(program) == ["end"]
+    assert run(ABORTING + textwrap.dedent(program)) == ["end", "1"]
 
 
 def test_an_interpreter_that_starts_no_threads_any_more_keeps_what_the_last_calls_use():
@@ -127,9 +161,6 @@ def test_an_interpreter_that_starts_no_threads_any_more_keeps_what_the_last_call
     program = """
         import atexit, logging, threading
         from fp8core.runtime.releases import releases
-        class Memory:
-            def __del__(self):
-                print("freed", flush=True)
         def start(thread):
             raise RuntimeError("can't create new thread at interpreter shutdown")
         @atexit.register
@@ -137,11 +168,11 @@ def test_an_interpreter_that_starts_no_threads_any_more_keeps_what_the_last_call
             threading.Thread.start = start
             queue = releases()
             queue.start()
-            queue.add(Memory(), lambda: False)
-            print("end")
+            queue.add(memory(), lambda: False)
+            print("end", flush=True)
         logging.getLogger("fp8core").addHandler(logging.NullHandler())
     """
-    assert run(program) == ["end"]
+    assert run(ABORTING + textwrap.dedent(program)) == ["end"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
@@ -167,6 +198,23 @@ def test_a_child_begins_anew_and_leaves_alone_what_the_parent_keeps():
         print("parent", queue.wait(30), flush=True)
     """
     assert run(program) == ["freed", "childs", "child", "True", "freed", "parents", "parent", "True"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_a_child_does_not_free_what_waits_for_a_thread_of_the_parent():
+    program = """
+        import os, sys
+        from fp8core.runtime.releases import releases
+        queue = releases()
+        queue.add(memory(), lambda: False)
+        child = os.fork()
+        queue.start()
+        if child == 0:
+            print("child", queue.wait(30), flush=True)
+            sys.exit(0)
+        print("ended", os.waitpid(child, 0)[1])
+    """
+    assert run(ABORTING + textwrap.dedent(program)) == ["child", "True", "ended", "0"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
