@@ -88,7 +88,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
         CheckpointError: the tensors do not make a layer, its scales have no scheme of `Linear`, or its shape is not
             that of ``linear``.
     """
-    fault = layer.fault()
+    fault = layer.fault() or layer.input_fault()
     if fault:
         raise CheckpointError(fault)
     scheme = layer.scheme

@@ -6,7 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.checkpoint import (
+    inspect_checkpoint,
+    open_checkpoint,
+    plan_conversion,
+    quantize_checkpoint,
+    verify_checkpoint,
+)
 from fp8core.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
@@ -125,6 +131,15 @@ def test_numbers_that_are_faults_cause_no_warning(tmp_path, numbers, recwarn):
 def test_static_scales_are_looked_at(tmp_path, suffix, value):
     folder = changed(tmp_path / "model", set_scale(value, suffix), written.ct_static)
     assert ("scale value", f"{Q}.{suffix}") in found(folder)
+
+
+def test_static_scales_of_several_layers_in_one_are_named(tmp_path):
+    """A fused weight may have a scale for each layer in it, but its product has one input."""
+    several = replace(f"{Q}.input_scale", lambda scale: scale.new_tensor([0.02, 0.03]))
+    assert found(changed(tmp_path / "model", several, written.ct_static)) == [("scale shape", f"{Q}.input_scale")]
+    with pytest.raises(CheckpointError, match=r"input_scale needs to be one number, got shape \[2\]: bf16, and"):
+        plan_conversion(tmp_path / "model", to="tensor")
+    assert plan_conversion(tmp_path / "model", to="bf16").left_out.keys() >= {f"{Q}.input_scale"}
 
 
 def test_scales_of_keys_are_looked_at_and_bytes_of_exponents_can_be_nan(tmp_path):
