@@ -210,6 +210,26 @@ def test_the_configuration_is_compared_with_the_tensors(tmp_path):
     assert group
 
 
+@pytest.mark.parametrize(
+    ("writer", "name", "says"),
+    [
+        *((one, None, "has none") for one in (written.ct_static, written.hf_static, written.autofp8, written.modelopt)),
+        *((one, "input_scale", "are dynamic") for one in (written.ct_channel, written.deepseek, written.fbgemm)),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_the_configuration_says_how_inputs_are_scaled(tmp_path, writer, name, says):
+    def change(tensors):
+        if name is not None:
+            tensors[f"{Q}.{name}"] = torch.tensor(0.02)
+        else:
+            del tensors[next(one for one in tensors if one in (f"{Q}.input_scale", f"{Q}.activation_scale"))]
+
+    faults = {fault.tensor: fault.text for fault in verify_checkpoint(changed(tmp_path / "in", change, writer)).faults}
+    assert set(faults) == {f"{Q}.weight"}
+    assert says in faults[f"{Q}.weight"]
+
+
 def test_a_layer_is_compared_with_the_group_that_targets_it(tmp_path):
     """By name first, then by class, as compressed-tensors and vLLM look for the group of a layer."""
 
@@ -226,6 +246,9 @@ def test_a_layer_is_compared_with_the_group_that_targets_it(tmp_path):
         blocks = written.compressed({"strategy": "block", "block_structure": [64, 128]}, {"dynamic": True})
         blocks = {**blocks["config_groups"]["group_0"], "targets": ["re:.*mlp.*"], "format": "float-quantized"}
         out.config["config_groups"]["group_1"] = blocks
+
+        cache = {"targets": ["re:.*_proj$"], "weights": None, "output_activations": {"num_bits": 8, "type": "float"}}
+        out.config["config_groups"] = {"cache": cache, **out.config["config_groups"]}
 
     folder = tmp_path / "model"
     written.write_format(in_two_groups, folder)

@@ -7,9 +7,10 @@ import shutil
 import pytest
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.checkpoint.files import read_header, read_rows
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import scheme_in, source  # noqa: F401
-from support.checkpoints import left_in, shards
+from support.checkpoints import fp8, left_in, shards, write
 
 
 def once(act):
@@ -107,3 +108,11 @@ def test_a_source_that_is_written_meanwhile_is_not_taken_for_what_it_was(tmp_pat
     ):
         run(source, *([] if run is verify_checkpoint else [out]), progress=once(rewritten))
     assert left_in(tmp_path) == (["in", "out"] if run is verify_checkpoint else ["in"])
+
+
+def test_a_file_that_became_shorter_is_not_read_on(tmp_path):
+    file = write(tmp_path / "model.safetensors", {"a.weight": fp8(64, 128)})
+    (entry,) = read_header(file).entries.values()
+    file.write_bytes(file.read_bytes()[:-1])
+    with file.open("rb") as opened, pytest.raises(CheckpointError, match=r"ended inside a\.weight: it became shorter"):
+        list(read_rows(opened, entry))
