@@ -5,12 +5,13 @@ import fcntl
 import os
 import re
 import stat
+from types import SimpleNamespace
 
 import pytest
 
-from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint, replacing
 from fp8core.errors import CheckpointError
-from support.checkpoint_folders import source  # noqa: F401
+from support.checkpoint_folders import scheme_in, source  # noqa: F401
 from support.checkpoints import left_in
 
 
@@ -37,6 +38,18 @@ def test_file_systems_without_locks_and_that_sync_no_folders_are_written_to(tmp_
         quantize_checkpoint(source, tmp_path / "out", force=True)
         quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors", force=True)
     assert left_in(tmp_path) == ["in", "out", "out.config.json", "out.safetensors"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_systems_that_cannot_exchange_names_are_written_to(tmp_path, source, monkeypatch, number):
+    asked = []
+    system = SimpleNamespace(renameat2=lambda *arguments: asked.append(arguments) or -1)
+    without = SimpleNamespace(CDLL=lambda *_, **__: system, get_errno=lambda: number)
+    monkeypatch.setattr(replacing, "ctypes", without)
+    for scheme in ("channel", "tensor"):
+        quantize_checkpoint(source, tmp_path / "out", scheme=scheme, force=True)
+    assert asked
+    assert (scheme_in(tmp_path / "out"), left_in(tmp_path)) == ("tensor", ["in", "out"])
 
 
 def test_a_folder_that_cannot_be_synced_for_another_reason_is_told(tmp_path, source, monkeypatch):
