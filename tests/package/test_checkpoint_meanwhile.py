@@ -48,6 +48,25 @@ def test_of_two_runs_that_began_at_once_the_first_to_end_wins(tmp_path, source, 
     assert left_in(tmp_path) == (["in", "out"] if form == "folder" else ["in", "out.config.json", "out.safetensors"])
 
 
+def test_a_folder_and_a_file_of_one_name_do_not_hinder_each_other(tmp_path, source):
+    """The file's configuration has the folder's name and a suffix."""
+    folder = once(lambda: quantize_checkpoint(source, tmp_path / "out"))
+    quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors", progress=folder)
+    quantize_checkpoint(source, tmp_path / "out", force=True)
+    (tmp_path / "out").rename(tmp_path / "other")
+    quantize_checkpoint(source, tmp_path / "out")
+    assert left_in(tmp_path) == ["in", "other", "out", "out.config.json", "out.safetensors"]
+
+
+def test_a_file_without_a_configuration_does_not_replace_one_that_came_meanwhile(tmp_path, source):
+    target = tmp_path / "out.safetensors"
+    quantize_checkpoint(source, tmp_path / "fp8")
+    came = once(lambda: target.write_bytes(b"precious"))
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(target))} exists: give another name, or force"):
+        convert_checkpoint(tmp_path / "fp8" / "model.safetensors", target, to="bf16", progress=came)
+    assert target.read_bytes() == b"precious"
+
+
 @pytest.mark.parametrize("form", ["folder", "file"])
 def test_what_was_to_be_replaced_may_be_gone(tmp_path, source, form):
     given, name = (source, "out") if form == "folder" else (source / "model.safetensors", "out.safetensors")

@@ -58,6 +58,21 @@ def test_a_folder_that_cannot_be_synced_for_another_reason_is_told(tmp_path, sou
         quantize_checkpoint(source, tmp_path / "out")
 
 
+def test_all_files_and_the_folders_of_their_names_are_on_the_disk_in_the_end(tmp_path, source, monkeypatch):
+    synced, fsync = set(), os.fsync
+
+    def noted(handle):
+        synced.add((os.fstat(handle).st_dev, os.fstat(handle).st_ino))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    quantize_checkpoint(source, tmp_path / "out")
+    quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors")
+    written = [tmp_path, *tmp_path.glob("out*"), *(tmp_path / "out").iterdir()]
+    assert len(written) == 8
+    assert {(one.stat().st_dev, one.stat().st_ino) for one in written} == synced
+
+
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a FIFO"), (os.mkdir, "a directory")])
 def test_a_weight_file_that_is_no_regular_file_is_refused_at_once(tmp_path, source, make, kind):
     (source / "model.safetensors").unlink()
