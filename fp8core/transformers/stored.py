@@ -167,8 +167,7 @@ def refuse_bad_scales(layers: Mapping[str, Linear]) -> None:
         for role, stored in layer.__dict__.get("stored", {}).items():
             scale = layer._parameters[role]
             assert scale is not None
-            if scale.numel():
-                placed[scale.device][f"{name}.{stored.name}"] = scale.detach()
+            placed[scale.device][f"{name}.{stored.name}"] = scale.detach()
     bad: list[str] = []
     for scales in placed.values():
         ends = torch.stack([end for scale in scales.values() for end in scale.aminmax()]).view(-1, 2).tolist()
