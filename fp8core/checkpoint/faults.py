@@ -40,6 +40,8 @@ def header_faults(checkpoint: Checkpoint) -> Iterator[Fault]:
             yield Fault(layer.repeated[-1], "scale left over", fault)
         elif fault:
             yield Fault(layer.weight.name, "scale missing" if layer.scale is None else "scale shape", fault)
+        if layer.input_scale is not None and layer.input_fault():
+            yield Fault(layer.input_scale.name, "scale shape", layer.input_fault())
     yield from left_over(checkpoint)
     yield from _against_claim(checkpoint)
 
@@ -114,8 +116,7 @@ def _mismatch(checkpoint: Checkpoint, layer: Layer) -> str:
 
 
 def other_groups(claim: Claim, layer: Layer) -> str:
-    """Return how a layer's blocks or groups differ from those that the configuration claims; empty if they do not."""
-    claim = claim.of(layer.name)
+    """Return how a layer's blocks or groups differ from those of the claim about it; empty if they do not."""
     if claim.group_shape in (None, layer.group_shape) or layer.granularity not in ("block", "group"):
         return ""
     claimed, found = ("x".join(map(str, shape or ())) for shape in (claim.group_shape, layer.group_shape))

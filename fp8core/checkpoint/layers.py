@@ -199,6 +199,13 @@ class Layer(NamedTuple):
         what = f"{list(self.scale.shape)} ({self.scale.dtype}) for a weight {list(self.weight.shape)}"
         return f"{self.scale.name} of {self.scale.path.name} needs a shape and dtype that fit a granularity, got {what}"
 
+    def input_fault(self) -> str:
+        """Return why no product can use the static scale of its inputs; empty if one can, or there is none."""
+        scale = self.input_scale
+        if scale is None or self.experts is not None or scale.elements == 1:
+            return ""
+        return f"{scale.name} needs to be one number, got shape {list(scale.shape)}"
+
 
 def as_float32(stored: NDArray[Any]) -> NDArray[np.float32]:
     """Return scales as float32: uint8 holds exponents (e8m0), float64 is rounded, other dtypes convert exactly."""

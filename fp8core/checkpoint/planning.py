@@ -1,7 +1,6 @@
 """Plans a conversion: what becomes of every tensor of a checkpoint, the new files and their configuration."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -175,8 +174,9 @@ class PlannedConversion:
     def _input_scale(self, layer: Layer, tensor: Tensor) -> Small:
         """Return the static scale of activations under its new name, as one float32."""
         assert self.output is not None
-        if math.prod(tensor.shape) != 1:
-            raise CheckpointError(f"{tensor.name} needs to be one number, got shape {list(tensor.shape)}")
+        fault = layer.input_fault()
+        if fault:
+            raise CheckpointError(f"{fault}: bf16, and scales by blocks or groups, leave scales of activations out")
         factor = scale_factor(layer.dtype, self.changes[layer.name].goal.dtype)
         named = input_scale_named(self.output, layer)
         with np.errstate(over="ignore"):
@@ -244,7 +244,7 @@ class PlannedConversion:
 def _refuse_faults(checkpoint: Checkpoint) -> None:
     """Refuse a checkpoint if nothing says which numbers a scale belongs to."""
     for layer in checkpoint.layers.values():
-        text = layer.fault() or other_groups(checkpoint.claim, layer)
+        text = layer.fault() or other_groups(checkpoint.claim.of(layer.name), layer)
         if text:
             raise CheckpointError(text)
     for fault in left_over(checkpoint):

@@ -25,11 +25,17 @@ class Destination(NamedTuple):
     """The path as the caller gave it, for messages."""
     path: Path
     """The path with symbolic links followed: the links stay, and lead to the new files."""
+    is_folder: bool
 
     @property
     def config_file(self) -> Path:
         """The file for the configuration of a checkpoint that is a single file."""
         return self.path.with_suffix(".config.json")
+
+    @property
+    def names(self) -> tuple[Path, ...]:
+        """The paths that a run replaces: a folder, or a file and its configuration."""
+        return (self.path,) if self.is_folder else (self.path, self.config_file)
 
     def identity(self) -> Identity:
         """Return the device and inode of the target, which identify it; None if it does not exist."""
@@ -40,8 +46,8 @@ class Destination(NamedTuple):
         return found.st_dev, found.st_ino
 
     def left(self) -> list[Leftover]:
-        """Return the files and folders under hidden names of the target, or of its configuration."""
-        return [*leftovers(self.path), *leftovers(self.config_file)]
+        """Return the files and folders under hidden names of the target, or of a file's configuration."""
+        return [left for name in self.names for left in leftovers(name)]
 
 
 def destination(source: Source, target: Path, *, force: bool) -> Destination:
@@ -51,7 +57,7 @@ def destination(source: Source, target: Path, *, force: bool) -> Destination:
         CheckpointError: the target exists, holds files that fp8core did not write, or its parent folder does not exist.
     """
     try:
-        found = Destination(target, target.resolve())
+        found = Destination(target, target.resolve(), source.is_folder)
         _refuse(source, found, force=force)
     except (OSError, RuntimeError) as error:  # RuntimeError: symbolic links in a circle
         raise CheckpointError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}") from error
@@ -70,7 +76,7 @@ def _refuse(source: Source, found: Destination, *, force: bool) -> None:
         raise CheckpointError(
             f"cannot write {target}: it is a mount point, which cannot be replaced: name a folder in it"
         )
-    exists = [one for one in ((there,) if source.is_folder else (there, found.config_file)) if one.exists()]
+    exists = [one for one in found.names if one.exists()]
     if exists and not force:
         shown = target if exists[0] == there else exists[0]
         raise CheckpointError(f"{shown} exists: give another name, or force (--force) to replace it")

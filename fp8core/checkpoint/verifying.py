@@ -56,11 +56,11 @@ def verify_checkpoint(
 ) -> Verification:
     """Return every fault of a checkpoint, with the names of tensors; nothing is written.
 
-    It reports a wrong index; FP8 weights without a scale, or with a scale whose shape does not match; scales without a
-    weight; scales that are not finite, zero or negative; codes that are NaN or infinite; contradictions between the
-    configuration and the tensors; and scales that are probably inverted, squared, or were raised to powers of two
-    without changing the codes. The last three are guessed from the numbers, but not for weights that match ``against``.
-    Only some rows of a tensor are in memory at a time.
+    It reports a wrong index; FP8 weights without a scale, with a scale whose shape does not match, or with several
+    static scales of activations; scales without a weight; scales that are not finite, zero or negative; codes that are
+    NaN or infinite; contradictions between the configuration and the tensors; and scales that are probably inverted,
+    squared, or were raised to powers of two without changing the codes. The last three are guessed from the numbers,
+    but not for weights that match ``against``. Only some rows of a tensor are in memory at a time.
 
     Experts that are stacked in the original, and split in this checkpoint, are compared one by one.
 

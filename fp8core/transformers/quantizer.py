@@ -113,10 +113,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             if what is not None:
                 hint = "fp8core convert rewrites it as bfloat16"
                 if layer.experts is not None:
-                    what, hint = (
-                        f"{layer.experts} experts in one tensor",
-                        f"{hint}, and with --split-experts one by one",
-                    )
+                    what = f"{layer.experts} experts in one tensor"
+                    hint += ", and with --split-experts one by one"
                 raise CheckpointError(
                     f"{key} needs a linear layer of its own in {type(model).__name__}, got {what}: {hint}"
                 )

@@ -88,7 +88,7 @@ def waiting(layer: Layer, linear: nn.Linear, options: dict[str, bool]) -> Linear
         CheckpointError: the tensors do not make a layer, its scales have no scheme of `Linear`, or its shape is not
             that of ``linear``.
     """
-    fault = layer.fault()
+    fault = layer.fault() or layer.input_fault()
     if fault:
         raise CheckpointError(fault)
     scheme = layer.scheme
@@ -167,8 +167,7 @@ def refuse_bad_scales(layers: Mapping[str, Linear]) -> None:
         for role, stored in layer.__dict__.get("stored", {}).items():
             scale = layer._parameters[role]
             assert scale is not None
-            if scale.numel():
-                placed[scale.device][f"{name}.{stored.name}"] = scale.detach()
+            placed[scale.device][f"{name}.{stored.name}"] = scale.detach()
     bad: list[str] = []
     for scales in placed.values():
         ends = torch.stack([end for scale in scales.values() for end in scale.aminmax()]).view(-1, 2).tolist()

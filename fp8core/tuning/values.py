@@ -292,8 +292,6 @@ def machine(target: Target) -> Machine:
 @cache
 def digest() -> str:
     """Return a hash of the device sources and of the modules that choose and prepare kernels."""
-    state = hashlib.sha256(sources.digest().encode())
     top = Path(args.__file__).parents[1]
-    for path in sorted(top.rglob("*.py")):
-        state.update(f"{path.relative_to(top).as_posix()}\0".encode() + path.read_bytes())
-    return state.hexdigest()[:16]
+    modules = sources.digest_of(top, sorted(top.rglob("*.py")))
+    return hashlib.sha256(f"{sources.digest()}{modules}".encode()).hexdigest()[:16]

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 
+import fp8core
 from fp8core.checkpoint import (
     convert_checkpoint,
     files,
@@ -20,6 +21,7 @@ from support.checkpoints import left_in
 from support.converted import Q, bits, numbers_of
 
 torch = pytest.importorskip("torch")
+from safetensors import safe_open  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from support import checkpoint_formats as written  # noqa: E402
@@ -168,6 +170,26 @@ def test_static_scales_and_those_of_keys_and_values_go_with_their_layers(tmp_pat
     }
 
 
+def test_a_bound_of_dynamic_scales_stays_behind_where_static_ones_are_kept(tmp_path):
+    write_format(written.ct_static, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    save_file({**tensors, f"{Q}.input_scale_ub": torch.ones(1)}, tmp_path / "in" / "model.safetensors")
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="tensor")
+    assert set(done.left_out) == {f"{Q}.input_scale_ub"}
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(found[f"{Q}.input_scale"], tensors[f"{Q}.input_scale"])
+
+
+def test_codes_that_are_nan_are_kept_with_the_others(tmp_path):
+    write_format(written.ct_channel, tmp_path / "in")
+    tensors = load_file(tmp_path / "in" / "model.safetensors")
+    tensors[f"{Q}.weight"].view(torch.uint8)[299, 199] = 0x7F
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    assert not convert_checkpoint(tmp_path / "in", tmp_path / "out", to="modelopt").lossy
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert torch.equal(bits(found[f"{Q}.weight"]), bits(tensors[f"{Q}.weight"]))
+
+
 @pytest.mark.parametrize("name", [f"{Q}.input_scale", "model.layers.0.self_attn.k_proj.k_scale"])
 @pytest.mark.parametrize("scale", [0.0, -0.5, float("nan"), float("inf")])
 def test_static_scales_that_are_no_positive_numbers_are_refused(tmp_path, name, scale):
@@ -210,6 +232,9 @@ def test_shards_stay_shards_and_scales_go_to_their_weights(tmp_path):
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     there = {file: set(load_file(tmp_path / "out" / file)) for file in ("a.safetensors", "b.safetensors")}
     assert there["b.safetensors"] == {"extra"}
+    for file in there:
+        with safe_open(tmp_path / "out" / file, "pt") as opened:
+            assert opened.metadata() == {"format": "pt", "note": file, "fp8core": fp8core.__version__}
     assert index["weight_map"] == {name: file for file, names in there.items() for name in names}
     assert not verify_checkpoint(tmp_path / "out").faults
     assert all(torch.equal(wide, out.expected[name]) for name, wide in numbers_of(tmp_path / "out").items())

@@ -323,3 +323,10 @@ def test_stacked_experts_that_cannot_be_split_are_left_out_of_the_shapes(tmp_pat
     (tmp_path / "fp8" / "config.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"split_experts needs hidden_size in the config\.json"):
         layers_of(tmp_path / "fp8")
+
+
+def test_shapes_of_a_layer_without_a_scale_are_not_known(tmp_path):
+    codes = torch.ones(64, 64).to(torch.float8_e4m3fn)
+    save_file({"layers.0.up_proj.weight": codes}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"up_proj\.weight of model\.safetensors needs a scale, got none"):
+        layers_of(tmp_path / "model.safetensors")

@@ -132,3 +132,7 @@ def test_nor_do_sides_that_no_group_has(tmp_path, sides, scale):
 def test_the_rows_of_q_k_and_v_are_those_of_the_heads_or_not_known(config, widths):
     """Some models have a list of heads, one number for each layer."""
     assert shard_widths("a.qkv_proj.weight", 96, 3, config) == widths
+
+
+def test_gate_and_up_are_halves():
+    assert [shard_widths("a.gate_up_proj.weight", rows, 2, {}) for rows in (96, 97)] == [(48, 48), None]

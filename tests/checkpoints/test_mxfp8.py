@@ -8,6 +8,7 @@ from fp8core.checkpoint import (
     convert_checkpoint,
     open_checkpoint,
     plan_checkpoint,
+    plan_conversion,
     quantize_checkpoint,
     verify_checkpoint,
 )
@@ -151,3 +152,4 @@ def test_scales_that_no_byte_stands_for_are_not_rounded_away(tmp_path):
     save_file(tensors, tmp_path / "in.safetensors")
     with pytest.raises(CheckpointError, match=r"scales below 2\*\*-127 have no exponent byte"):
         convert_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", to="mxfp8")
+    assert not plan_conversion(tmp_path / "in.safetensors", to="channel", scales="ue8m0").lossy

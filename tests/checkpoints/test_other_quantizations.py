@@ -247,10 +247,9 @@ def test_a_zero_point_that_is_no_zero_is_seen_in_every_dtype(tmp_path, point, re
     assert not recwarn.list
 
 
-def test_blocks_without_scales_are_any_tensor(tmp_path):
-    source = folder(
-        tmp_path / "in", {"layers.0.attn_blocks": np.ones((4, 4), np.float32), f"{OUT}.weight": normal(64, 64)}
-    )
+@pytest.mark.parametrize("name", ["layers.0.attn_blocks", "layers.0.router.bitmask"])
+def test_blocks_without_scales_and_masks_without_values_are_any_tensor(tmp_path, name):
+    source = folder(tmp_path / "in", {name: np.ones((4, 4), np.float32), f"{OUT}.weight": normal(64, 64)})
     assert quantize_checkpoint(source, tmp_path / "out").quantized == (f"{OUT}.weight",)
 
 

@@ -169,6 +169,19 @@ def test_the_fp8_scales_of_nvfp4_are_no_weights(tmp_path):
     assert (found.format, dict(found.layers)) == ("unquantized", {})
 
 
+INTEGERS = [f"{kind}{number}" for kind in ("int", "uint") for number in (8, 16, 32, 64)]
+DTYPES = ["float64", "float32", "float16", "bfloat16", "complex64", "bool", *INTEGERS]
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_tensors_of_every_dtype_can_be_read(tmp_path, dtype):
+    tensor = torch.tensor([[1, 0], [0, 1]]).to(getattr(torch, dtype))
+    save_file({"a": tensor}, tmp_path / "model.safetensors")
+    found = open_checkpoint(tmp_path).all_tensors["a"].read()
+    assert (found.dtype.name, found.shape) == (dtype, (2, 2))
+    assert found.tobytes() == bytes(tensor.view(torch.uint8).flatten().tolist())
+
+
 def test_only_headers_are_read_and_no_framework_is_imported(tmp_path):
     """A file whose numbers are a hole that would fill memory: 64 GB of FP8 that was never written."""
     name, n, k = "model.layers.0.mlp.up_proj.weight", 1 << 18, 1 << 18

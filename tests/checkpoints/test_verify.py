@@ -6,7 +6,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.checkpoint import (
+    inspect_checkpoint,
+    open_checkpoint,
+    plan_conversion,
+    quantize_checkpoint,
+    verify_checkpoint,
+)
 from fp8core.errors import CheckpointError
 
 torch = pytest.importorskip("torch")
@@ -127,6 +133,15 @@ def test_static_scales_are_looked_at(tmp_path, suffix, value):
     assert ("scale value", f"{Q}.{suffix}") in found(folder)
 
 
+def test_static_scales_of_several_layers_in_one_are_named(tmp_path):
+    """A fused weight may have a scale for each layer in it, but its product has one input."""
+    several = replace(f"{Q}.input_scale", lambda scale: scale.new_tensor([0.02, 0.03]))
+    assert found(changed(tmp_path / "model", several, written.ct_static)) == [("scale shape", f"{Q}.input_scale")]
+    with pytest.raises(CheckpointError, match=r"input_scale needs to be one number, got shape \[2\]: bf16, and"):
+        plan_conversion(tmp_path / "model", to="tensor")
+    assert plan_conversion(tmp_path / "model", to="bf16").left_out.keys() >= {f"{Q}.input_scale"}
+
+
 def test_scales_of_keys_are_looked_at_and_bytes_of_exponents_can_be_nan(tmp_path):
     name = "model.layers.0.self_attn.k_proj.k_scale"
     folder = changed(tmp_path / "a", replace(name, lambda scale: scale * 0), written.modelopt)
@@ -195,6 +210,26 @@ def test_the_configuration_is_compared_with_the_tensors(tmp_path):
     assert group
 
 
+@pytest.mark.parametrize(
+    ("writer", "name", "says"),
+    [
+        *((one, None, "has none") for one in (written.ct_static, written.hf_static, written.autofp8, written.modelopt)),
+        *((one, "input_scale", "are dynamic") for one in (written.ct_channel, written.deepseek, written.fbgemm)),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_the_configuration_says_how_inputs_are_scaled(tmp_path, writer, name, says):
+    def change(tensors):
+        if name is not None:
+            tensors[f"{Q}.{name}"] = torch.tensor(0.02)
+        else:
+            del tensors[next(one for one in tensors if one in (f"{Q}.input_scale", f"{Q}.activation_scale"))]
+
+    faults = {fault.tensor: fault.text for fault in verify_checkpoint(changed(tmp_path / "in", change, writer)).faults}
+    assert set(faults) == {f"{Q}.weight"}
+    assert says in faults[f"{Q}.weight"]
+
+
 def test_a_layer_is_compared_with_the_group_that_targets_it(tmp_path):
     """By name first, then by class, as compressed-tensors and vLLM look for the group of a layer."""
 
@@ -211,6 +246,9 @@ def test_a_layer_is_compared_with_the_group_that_targets_it(tmp_path):
         blocks = written.compressed({"strategy": "block", "block_structure": [64, 128]}, {"dynamic": True})
         blocks = {**blocks["config_groups"]["group_0"], "targets": ["re:.*mlp.*"], "format": "float-quantized"}
         out.config["config_groups"]["group_1"] = blocks
+
+        cache = {"targets": ["re:.*_proj$"], "weights": None, "output_activations": {"num_bits": 8, "type": "float"}}
+        out.config["config_groups"] = {"cache": cache, **out.config["config_groups"]}
 
     folder = tmp_path / "model"
     written.write_format(in_two_groups, folder)

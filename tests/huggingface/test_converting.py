@@ -53,6 +53,7 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
     wanted = logits(from_pretrained(tmp_path / "fp8"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8")
     assert any(isinstance(module, finegrained_fp8.FP8Linear) for module in model.modules())
+    held = {x.dtype for name, x in model.state_dict().items() if "scale" in name}
     names = convert_(model)
     assert {f"{name}.weight" for name in names} == out.expected.keys()
     assert any(isinstance(module, GroupedExperts) for module in model.modules()) == (kind == "qwen3_moe")
@@ -65,6 +66,7 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
     assert saved.keys() == out.tensors.keys()
     for name, stored in out.tensors.items():  # transformers keeps powers of two as such
         assert same(saved[name].to(stored.dtype), stored), name
+    assert {x.dtype for name, x in saved.items() if "scale" in name} == held
     assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == "fp8"
     assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
 

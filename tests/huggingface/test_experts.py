@@ -122,6 +122,12 @@ def test_transformers_own_module_and_gradients():
     assert ours.num_experts == theirs.num_experts == 4
 
 
+def test_the_stacked_weights_do_not_stay_in_memory():
+    theirs = Gated()
+    assert Experts(theirs, Layout(("gate_proj", "up_proj"), "down_proj", ())).num_experts == COUNT
+    assert not list(theirs.parameters())
+
+
 def test_a_copy_stands_alone():
     ours = apart(Gated(), Layout(("gate_proj", "up_proj"), "down_proj", ()))
     other = copy.deepcopy(ours)

@@ -178,6 +178,11 @@ def zero_input_scales(out):
         out.tensors[name] = out.tensors[name] * 0
 
 
+def static_shards(out):
+    formats.ct_static(out)
+    out.tensors["model.layers.1.mlp.up_proj.input_scale"] = torch.tensor([0.02, 0.03])
+
+
 def static_blocks(out):
     formats.deepseek(out)
     out.tensors["model.layers.1.mlp.up_proj.activation_scale"] = torch.ones(1)
@@ -209,6 +214,7 @@ def gptq(out):
             *(zero_input_scales, "llama"),
             r"input_scale needs finite scales above 0, got 0\.0 \(and 13 other scales\)",
         ),
+        (static_shards, "llama", r"1\.mlp\.up_proj\.input_scale needs to be one number, got shape \[2\]"),
         (static_blocks, "llama", r"up_proj\.activation_scale needs a weight with scales per tensor .*, got bl"),
         (gptq, "llama", "needs FP8 weights, got none; its quant_method is gptq"),
     ],

@@ -298,6 +298,10 @@ def one_invariant(experts):
     experts[1].down_proj.batch_invariant = True
 
 
+def one_accurate(experts):
+    experts[1].down_proj.use_fast_accum = False
+
+
 def one_wide(experts):
     experts[0].up_proj = nn.Linear(HIDDEN, INNER, bias=False)
 
@@ -338,6 +342,7 @@ def all_hooked(experts):
         other_gate_scale,
         one_dynamic,
         one_invariant,
+        one_accurate,
         one_wide,
         one_hooked,
         one_expert_hooked,
@@ -377,6 +382,16 @@ def test_hooks_and_offloaded_weights_are_refused_before_anything_is_replaced(cha
         with pytest.raises(error, match=match):
             change(model)
         assert list(model.modules()) == before
+
+
+def test_what_is_stacked_and_separated_keeps_the_hook_that_brings_its_inputs():
+    hooks = pytest.importorskip("accelerate.hooks")
+    model, hook = nn.ModuleDict({"one": loop()}), hooks.ModelHook()
+    hooks.add_hook_to_module(model["one"], hook)
+    for change, made in ((group_experts_, GroupedExperts), (separate_experts_, Experts)):
+        assert change(model) == ("one",)
+        assert type(model["one"]) is made
+        assert model["one"]._hf_hook is hook
 
 
 def test_a_mixture_that_is_split_is_offloaded(tmp_path):

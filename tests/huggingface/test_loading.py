@@ -13,8 +13,8 @@ from safetensors.torch import save_file  # noqa: E402 - after the skips
 from fp8core.checkpoint import convert_checkpoint  # noqa: E402
 from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Fp8CoreConfig, config_for, from_pretrained  # noqa: E402
-from huggingface.cases import TOKENS, config_of, logits, same, tensors_of, written  # noqa: E402
+from fp8core.transformers import Fp8CoreConfig, Fp8CoreQuantizer, config_for, from_pretrained  # noqa: E402
+from huggingface.cases import TOKENS, config_of, fp8_layers, logits, same, tensors_of, written  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -89,9 +89,24 @@ def test_nor_by_transformers_own_from_pretrained(folders, name):
         transformers.AutoModelForCausalLM.from_pretrained(folders / name, config=config, **asked)
 
 
+@pytest.mark.parametrize("size", ["tp_size", "ep_size", "pp_size", "fsdp_size", "dp_replicate_size"])
+def test_nor_in_any_way_that_transformers_knows(size):
+    spread = SimpleNamespace(config=SimpleNamespace(distributed_config=SimpleNamespace(**{size: 2})))
+    quantizer = Fp8CoreQuantizer(Fp8CoreConfig(), pre_quantized=False)
+    with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {size}=2: leave it out"):
+        quantizer._process_model_before_weight_loading(spread)
+
+
+def test_options_reach_every_layer(folders):
+    asked = Fp8CoreConfig(use_fast_accum=False, batch_invariant=True)
+    layers = fp8_layers(from_pretrained(folders / "wide", quantization_config=asked)).values()
+    assert {(layer.use_fast_accum, layer.batch_invariant) for layer in layers} == {(False, True)}
+
+
 def test_one_configuration_serves_several_models(folders, tmp_path):
     """What is said of one model when it is saved is not what was done to the next."""
     asked = Fp8CoreConfig("channel")
+    assert asked.options == {"use_fast_accum": True, "batch_invariant": False}
     before = asked.to_dict()
     first = from_pretrained(folders / "wide", quantization_config=asked)
     written("qwen3", tmp_path / "other")

@@ -13,6 +13,7 @@ import fp8core
 from fp8core.core.operation import Operation, times_forgotten
 from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import HOST
 from fp8core.runtime import device
 from fp8core.table import Choice, Table
@@ -302,12 +303,14 @@ def test_a_choice_that_is_not_able_is_refused(stub):
             SCALED_MM.prefer(PROBLEM, choice)
 
 
-def test_prepared_calls_are_forgotten(stub):
+def test_prepared_calls_and_steps_of_layers_are_forgotten(stub, monkeypatch):
+    monkeypatch.setattr(LINEAR, "_plans", {"a layer": "steps with the former product"})
     operation = Operation(("x",), lambda operands, options: None)
     operation.cache.by_specs["key"] = "call"
     assert len(operation) == 1
     timed(PROBLEM, saying(1.0)).apply()
     assert len(operation) == 0
+    assert not LINEAR._plans
 
 
 @pytest.mark.parametrize(

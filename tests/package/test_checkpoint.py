@@ -154,9 +154,11 @@ def test_float64_is_quantized_as_its_float32_value(tmp_path):
         quantize_checkpoint(tmp_path / "in.safetensors", tmp_path / "out.safetensors", force=True)
 
 
+@pytest.mark.parametrize("size", [1, 2.0**-20], ids=["usual", "tiny"])
 @pytest.mark.parametrize("scheme", GROUPS)
-def test_parts_of_a_tensor_that_are_read_one_by_one_give_the_same_bytes(tmp_path, monkeypatch, scheme):
-    weight = normal(700, 384) * np.linspace(1, 9, 700, dtype=np.float32)[:, None]  # the largest is in the last part
+def test_parts_of_a_tensor_that_are_read_one_by_one_give_the_same_bytes(tmp_path, monkeypatch, scheme, size):
+    rows = np.linspace(1, 9, 700, dtype=np.float32)[:, None]  # the largest is in the last part
+    weight = normal(700, 384) * rows * np.float32(size)  # tiny rows have the least scale of a channel
     source = write(tmp_path / "in.safetensors", {"layer.weight": weight, "other": normal(3000)})
     quantize_checkpoint(source, tmp_path / "whole.safetensors", scheme=scheme)
     monkeypatch.setattr(files, "AT_ONCE", 128 * 384 * 4 * 2)

@@ -59,6 +59,14 @@ def test_a_target_that_another_run_is_writing_is_refused(tmp_path, source):
     assert left_in(tmp_path) == [HIDDEN, "in"]
 
 
+def test_a_link_in_the_place_of_a_leftover_is_neither_followed_nor_removed(tmp_path, source):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / HIDDEN).symlink_to("elsewhere")
+    with pytest.raises(CheckpointError, match=rf"another run is writing it, as {tmp_path / HIDDEN}; if none is"):
+        quantize_checkpoint(source, tmp_path / "out")
+    assert left_in(tmp_path) == [HIDDEN, "elsewhere", "in"]
+
+
 def test_what_is_being_written_is_locked(tmp_path, source):
     seen = []
 
@@ -127,6 +135,49 @@ def test_an_old_folder_that_cannot_be_removed_is_no_failure_to_write(tmp_path, s
     with pytest.raises(CheckpointError, match=r"Permission denied; .*out is the new one; .*\.fp8core was left behind"):
         quantize_checkpoint(source, target, scheme="tensor", force=True)
     assert scheme_in(target) == "tensor"
+
+
+def test_a_folder_that_had_to_make_way_comes_back_where_the_new_one_cannot_appear(tmp_path, source, monkeypatch):
+    target = tmp_path / "out"
+    quantize_checkpoint(source, target)
+    rename = Path.rename
+
+    def refusing(path, other):
+        if path.name.endswith(".fp8core"):
+            raise OSError(5, "Input/output error")
+        return rename(path, other)
+
+    monkeypatch.setattr(replacing, "exchange", lambda *_: False)
+    monkeypatch.setattr(Path, "rename", refusing)
+    with pytest.raises(CheckpointError, match=r"Input/output error; .*out is as it was; nothing was left behind"):
+        quantize_checkpoint(source, target, scheme="tensor", force=True)
+    assert (scheme_in(target), left_in(tmp_path)) == ("channel", ["in", "out"])
+
+
+@pytest.mark.parametrize(("given", "name"), [(".", "out"), ("model.safetensors", "out.safetensors")])
+def test_what_another_run_took_for_a_leftover_is_not_written(tmp_path, source, monkeypatch, given, name):
+    """Between its creation and its lock nothing tells a new file from a leftover."""
+    lock = replacing.lock
+
+    def too_late(handle):
+        for left in tmp_path.glob(".out.*"):
+            left.rmdir() if left.is_dir() else left.unlink()
+        return lock(handle)
+
+    monkeypatch.setattr(replacing, "lock", too_late)
+    with pytest.raises(CheckpointError, match=r"another run removed .*\.fp8core when it was new; run again"):
+        quantize_checkpoint(source / given, tmp_path / name)
+    assert left_in(tmp_path) == ["in"]
+
+
+def test_all_that_was_opened_is_closed(tmp_path, source):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(2):
+        leftover(tmp_path)
+        with pytest.warns(RuntimeWarning, match="removed"):
+            quantize_checkpoint(source, tmp_path / "out", force=True)
+        quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors", force=True)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_a_configuration_is_taken_back_where_the_weights_cannot_appear(tmp_path, source, monkeypatch):

@@ -7,9 +7,10 @@ import shutil
 import pytest
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.checkpoint.files import read_header, read_rows
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import scheme_in, source  # noqa: F401
-from support.checkpoints import left_in, shards
+from support.checkpoints import fp8, left_in, shards, write
 
 
 def once(act):
@@ -45,6 +46,25 @@ def test_of_two_runs_that_began_at_once_the_first_to_end_wins(tmp_path, source, 
         quantize_checkpoint(given, target, scheme="block", force=True, progress=other)
     assert granularities(target) == {"channel"}
     assert left_in(tmp_path) == (["in", "out"] if form == "folder" else ["in", "out.config.json", "out.safetensors"])
+
+
+def test_a_folder_and_a_file_of_one_name_do_not_hinder_each_other(tmp_path, source):
+    """The file's configuration has the folder's name and a suffix."""
+    folder = once(lambda: quantize_checkpoint(source, tmp_path / "out"))
+    quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors", progress=folder)
+    quantize_checkpoint(source, tmp_path / "out", force=True)
+    (tmp_path / "out").rename(tmp_path / "other")
+    quantize_checkpoint(source, tmp_path / "out")
+    assert left_in(tmp_path) == ["in", "other", "out", "out.config.json", "out.safetensors"]
+
+
+def test_a_file_without_a_configuration_does_not_replace_one_that_came_meanwhile(tmp_path, source):
+    target = tmp_path / "out.safetensors"
+    quantize_checkpoint(source, tmp_path / "fp8")
+    came = once(lambda: target.write_bytes(b"precious"))
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(target))} exists: give another name, or force"):
+        convert_checkpoint(tmp_path / "fp8" / "model.safetensors", target, to="bf16", progress=came)
+    assert target.read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize("form", ["folder", "file"])
@@ -107,3 +127,11 @@ def test_a_source_that_is_written_meanwhile_is_not_taken_for_what_it_was(tmp_pat
     ):
         run(source, *([] if run is verify_checkpoint else [out]), progress=once(rewritten))
     assert left_in(tmp_path) == (["in", "out"] if run is verify_checkpoint else ["in"])
+
+
+def test_a_file_that_became_shorter_is_not_read_on(tmp_path):
+    file = write(tmp_path / "model.safetensors", {"a.weight": fp8(64, 128)})
+    (entry,) = read_header(file).entries.values()
+    file.write_bytes(file.read_bytes()[:-1])
+    with file.open("rb") as opened, pytest.raises(CheckpointError, match=r"ended inside a\.weight: it became shorter"):
+        list(read_rows(opened, entry))

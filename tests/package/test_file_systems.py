@@ -5,12 +5,13 @@ import fcntl
 import os
 import re
 import stat
+from types import SimpleNamespace
 
 import pytest
 
-from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint import open_checkpoint, plan_checkpoint, quantize_checkpoint, replacing
 from fp8core.errors import CheckpointError
-from support.checkpoint_folders import source  # noqa: F401
+from support.checkpoint_folders import scheme_in, source  # noqa: F401
 from support.checkpoints import left_in
 
 
@@ -39,10 +40,37 @@ def test_file_systems_without_locks_and_that_sync_no_folders_are_written_to(tmp_
     assert left_in(tmp_path) == ["in", "out", "out.config.json", "out.safetensors"]
 
 
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_file_systems_that_cannot_exchange_names_are_written_to(tmp_path, source, monkeypatch, number):
+    asked = []
+    system = SimpleNamespace(renameat2=lambda *arguments: asked.append(arguments) or -1)
+    without = SimpleNamespace(CDLL=lambda *_, **__: system, get_errno=lambda: number)
+    monkeypatch.setattr(replacing, "ctypes", without)
+    for scheme in ("channel", "tensor"):
+        quantize_checkpoint(source, tmp_path / "out", scheme=scheme, force=True)
+    assert asked
+    assert (scheme_in(tmp_path / "out"), left_in(tmp_path)) == ("tensor", ["in", "out"])
+
+
 def test_a_folder_that_cannot_be_synced_for_another_reason_is_told(tmp_path, source, monkeypatch):
     monkeypatch.setattr(os, "fsync", refusing(os.fsync, errno.EIO, is_folder))
     with pytest.raises(CheckpointError, match="Input/output error"):
         quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_all_files_and_the_folders_of_their_names_are_on_the_disk_in_the_end(tmp_path, source, monkeypatch):
+    synced, fsync = set(), os.fsync
+
+    def noted(handle):
+        synced.add((os.fstat(handle).st_dev, os.fstat(handle).st_ino))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    quantize_checkpoint(source, tmp_path / "out")
+    quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors")
+    written = [tmp_path, *tmp_path.glob("out*"), *(tmp_path / "out").iterdir()]
+    assert len(written) == 8
+    assert {(one.stat().st_dev, one.stat().st_ino) for one in written} == synced
 
 
 @pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a FIFO"), (os.mkdir, "a directory")])
