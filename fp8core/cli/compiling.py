@@ -73,7 +73,7 @@ def _mixtures(model: Path | None, layers: "dict[LayerShape, list[str]]") -> "dic
     found = mixtures_of(layers, config_of(model))
     if found:
         mixtures = count(sum(map(len, found.values())), "mixture")
-        line(f"{model}: {mixtures} of experts of {count(len(found), 'shape')}, for as many tokens")
+        line(f"{model}: {mixtures} of experts of {count(len(found), 'shape')}, with the same numbers of tokens")
     return found
 
 

@@ -141,7 +141,7 @@ def test_the_experts_of_a_model(fp8core_, tmp_path):
     assert (code, log) == (0, "")
     assert said.splitlines()[:2] == [
         f"{tmp_path}: 12 weights of 2 shapes, 2 numbers of rows each",
-        f"{tmp_path}: 1 mixture of experts of 1 shape, for as many tokens",
+        f"{tmp_path}: 1 mixture of experts of 1 shape, with the same numbers of tokens",
     ]
     sources = [path.read_bytes() for path in (tmp_path / "kernels").glob("*.kernel")]
     assert all(any(entry in each for each in sources) for entry in (b"sm90_grouped", b"count_experts", b"silu_and_mul"))
