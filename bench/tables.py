@@ -8,19 +8,19 @@ from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODU
 from bench.results import Record, Results, us
 
 GROUPED: Final = """The experts of a layer in one launch; each token is routed to random experts, all equally likely.
-n x k are those of gate and up together, or of down; of DeepSeek-V3 and Qwen3-235B an eighth is here, by experts and by
-channels. The floor reads every weight that is used once. Baselines get what they need: vLLM sizes that were computed
-before, DeepGEMM rows laid out as its kernels expect them. The last column is the fastest baseline's time as a multiple
-of fp8core's."""
+n x k are those of gate and up together, or of down. DeepSeek-V3/8 has an eighth of the experts, Qwen3-235B/8 an eighth
+of each expert's channels. The floor reads every weight that is used once. Baselines get what they need: vLLM gets sizes
+that were computed before, DeepGEMM rows laid out as its kernels expect them. The last column is the fastest baseline's
+time as a multiple of fp8core's."""
 
-MOE: Final = """Rows to their experts, and back. `moe_permute` sorts the choices of experts and copies the tokens' FP8
-rows with 1x128 scales; SGLang does that in three calls, into given memory, and orders the rows of an expert as it
-happens. `moe_unpermute` is the weighted sum of bfloat16 results. The floor moves each token's row, and those of all its
-choices, once. The last column is the faster baseline's time as a multiple of fp8core's."""
+MOE: Final = """`moe_permute` sorts the choices of experts and copies the tokens' FP8 rows with 1x128 scales. SGLang
+does that in three calls, into given memory; its order of the rows of an expert is not fixed. `moe_unpermute` is the
+weighted sum of bfloat16 results. The floor moves each token's row, and those of all its choices, once. The last column
+is the faster baseline's time as a multiple of fp8core's."""
 
 EXPERTS: Final = """What a model of transformers calls between router and residual: sorting by expert, quantization, two
-products and SiLU, the weighted sum; weights per channel, tokens per token. "Grouped" is what `from_pretrained` makes;
-one by one the layers wait for the routing, and can neither be recorded nor compiled as one graph. bfloat16 is
+products and SiLU, and the weighted sum, with scales per token x per channel. "Grouped" is what `from_pretrained` makes.
+Layers that run one by one wait for the routing, and can neither be recorded nor compiled as one graph. "bfloat16" is
 transformers' module with torch's grouped products."""
 
 INVARIANCE: Final = """With `batch_invariant=True` a row has the same bits for any m: k is divided and summed as for 64

@@ -26,13 +26,13 @@ INTRO: Final = """This page shows the errors of products by kernel, scales, `use
 [Numerics](../concepts/numerics.md) has the formulas.
 
 Each number is the largest relative error over all measured numbers of rows (m), in the Frobenius norm and in
-units of 1e-3. It is the error of only the product: against float64, for the same FP8 codes and scales. Rounding an
+units of 1e-3. It is the error of the product alone, against float64 for the same FP8 codes and scales. Rounding an
 exact result to bfloat16 gives {rounded:.2f}. With the quantization of both operands the error is {share}; the tables
 at the end have both.
 
 The data `random` are normal; in `outliers` 0.5 % of the columns of a are multiplied by 50, like outlier features of
 language models."""
-HONOURED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
+OBEYED: Final = """`use_fast_accum=True` allows a kernel to keep fewer bits while it accumulates; `False` forbids it.
 Every kernel obeys the option, and none refuses it."""
 ROWS: Final = (
     ("`sm90_decode`, `sm89_decode`", "tensor cores sum 128 elements of k, and these sums are added in fp32", ""),
@@ -54,7 +54,7 @@ ROWS: Final = (
 """Kernels, their accumulation with use_fast_accum, and without, if that is different."""
 
 
-def honoured() -> list[str]:
+def accumulation() -> list[str]:
     """Return a table of each kernel's accumulation with and without use_fast_accum."""
     rows = [[name, fast, exact or "the same bits"] for name, fast, exact in ROWS]
     return table(["kernel", "`use_fast_accum=True`", "`False`"], rows, words=3)
@@ -128,7 +128,7 @@ def claim(records: Sequence[Record]) -> str:
 part of it where blocks share a tile, and loses accuracy as k grows. Per token x per channel the error of `sm90_tiled`
 is {ours[0]}e-3 at k = {DEEP:,} and {ours[1]}e-3 at {most:,}, that of the library {theirs[0]}e-3 and {theirs[1]}e-3.
 `sm90_decode`, for up to 64 rows, and every kernel with `use_fast_accum=False` have an error of at most {summed}e-3 at
-every k: pass it if k is so large and m above 64."""
+every k. So pass `use_fast_accum=False` if k is that large and m above 64."""
 
 
 def page(found: Results) -> str:
@@ -144,11 +144,11 @@ def page(found: Results) -> str:
     lines += [
         "![Error by k](../images/accuracy.png)",
         "",
-        "## Which kernels honour use_fast_accum",
+        "## How kernels accumulate",
         "",
-        HONOURED,
+        OBEYED,
         "",
-        *honoured(),
+        *accumulation(),
     ]
     told = (
         "Columns are k. `fast` and `exact` are with and without `use_fast_accum`; a kernel without either word has\n"

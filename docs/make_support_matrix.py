@@ -63,8 +63,8 @@ LEGEND = f"""- `kernel`? runs if the vendor's library on the device offers an al
 - sm_100 can apply block scales that are powers of two in hardware (MXFP8). No kernel here uses that: products take fp32
   scales, and whether these are powers of two is known only on the device, after the kernel was chosen.
 """
-README_LEGEND = f"""- *own*: a kernel of fp8core made for it; on H100 and H200 with many rows the library's,
-  if that is estimated to be faster.
+README_LEGEND = f"""- *own*: a kernel that fp8core has for it. On H100 and H200 products of many rows run on the
+  library's kernel if that is estimated to be faster.
 - *library*: cuBLASLt or hipBLASLt if it has an algorithm, else the fallback.
 - *fallback*: a slower kernel that takes any operands.
 - {MARK} {UNPROVEN}.

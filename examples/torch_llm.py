@@ -51,7 +51,7 @@ def main(model_of: str | None = None) -> None:
         source: Any = model_of or tiny_model(Path(folder, "bf16"))
         wide = AutoModelForCausalLM.from_pretrained(source, dtype="auto", device_map=DEVICE)
         model = from_pretrained(source, device_map=DEVICE, quantization_config=Fp8CoreConfig(scheme="channel"))
-        print(f"parameters: {size(wide):,} bytes in bfloat16, {size(model):,} in FP8 beside what stays bfloat16")
+        print(f"parameters: {size(wide):,} bytes in bfloat16, {size(model):,} with FP8 layers")
 
         wanted, found = wide(PROMPT).logits.float(), model(PROMPT).logits.float()
         print(f"logits: relative error {float((found - wanted).norm() / wanted.norm()):.3f}")

@@ -9,7 +9,11 @@ _FILE_OR_FOLDER: Final = "A safetensors file, or a folder with one or with shard
 ModelArgument = Annotated[Path, typer.Argument(metavar="MODEL", help=_FILE_OR_FOLDER)]
 SourceArgument = Annotated[Path, typer.Argument(metavar="SOURCE", help=_FILE_OR_FOLDER)]
 TargetArgument = Annotated[
-    Path | None, typer.Argument(metavar="TARGET", help="The new safetensors file, or a new folder if SOURCE is one.")
+    Path | None,
+    typer.Argument(
+        metavar="TARGET",
+        help="The new safetensors file, or a new folder if SOURCE is one; needed unless --dry-run is given.",
+    ),
 ]
 SplitExpertsOption = Annotated[
     bool, typer.Option("--split-experts", help="Write each expert of a stacked tensor by itself.")

@@ -73,12 +73,12 @@ def _mixtures(model: Path | None, layers: "dict[LayerShape, list[str]]") -> "dic
     found = mixtures_of(layers, config_of(model))
     if found:
         mixtures = count(sum(map(len, found.values())), "mixture")
-        line(f"{model}: {mixtures} of experts of {count(len(found), 'shape')}, for as many tokens")
+        line(f"{model}: {mixtures} of experts of {count(len(found), 'shape')}, with the same numbers of tokens")
     return found
 
 
 def _target(name: str | None) -> "Target":
-    from fp8core.ops.targets import target_of
+    from fp8core.ops.targets import target_of, targets_and_models
     from fp8core.runtime import device
 
     if name is not None and name in TARGETS:
@@ -86,4 +86,4 @@ def _target(name: str | None) -> "Target":
     if name is None and device.count():
         return target_of(None)
     got = f"got {name!r}" if name else f"as there is no GPU here: {device.why_none()}"
-    raise typer.BadParameter(f"needs one of {', '.join(TARGETS)}, {got}", param_hint="--target")
+    raise typer.BadParameter(f"needs {targets_and_models(gpus=True)}, {got}", param_hint="--target")

@@ -71,7 +71,8 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
     return devices.target(ordinal)
 
 
-def targets_and_models() -> str:
-    """Return all names of targets for an error message, each with its models: users know these names better."""
-    names = [f"{name} ({MODELS[name]})" if name in MODELS else name for name in TARGETS]
+def targets_and_models(*, gpus: bool = False) -> str:
+    """Return the names of targets, or of GPUs alone, for an error message, each with its models, which users know."""
+    chosen = [name for name in TARGETS if name != "host" or not gpus]
+    names = [f"{name} ({MODELS[name]})" if name in MODELS else name for name in chosen]
     return f"{', '.join(names[:-1])} or {names[-1]}"

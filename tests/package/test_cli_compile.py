@@ -141,7 +141,7 @@ def test_the_experts_of_a_model(fp8core_, tmp_path):
     assert (code, log) == (0, "")
     assert said.splitlines()[:2] == [
         f"{tmp_path}: 12 weights of 2 shapes, 2 numbers of rows each",
-        f"{tmp_path}: 1 mixture of experts of 1 shape, for as many tokens",
+        f"{tmp_path}: 1 mixture of experts of 1 shape, with the same numbers of tokens",
     ]
     sources = [path.read_bytes() for path in (tmp_path / "kernels").glob("*.kernel")]
     assert all(any(entry in each for each in sources) for entry in (b"sm90_grouped", b"count_experts", b"silu_and_mul"))
@@ -195,8 +195,8 @@ def test_there_are_no_more_processes_than_cores_that_may_be_used(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "variables", "code", "match"),
     [
-        (("--shapes", "16x64x64"), {}, 2, "--target: needs one of sm_80, .*, as there is no GPU here: .*no driver"),
-        (("--shapes", "16x64x64", "--target", "host"), {}, 2, "--target: needs one of sm_80, .*, got 'host'"),
+        (("--shapes", "16x64x64"), {}, 2, r"--target: needs sm_80 \(A100\), .*, as there is no GPU here: .*no driver"),
+        (("--shapes", "16x64x64", "--target", "host"), {}, 2, r"--target: needs sm_80 \(A100\), .*, got 'host'"),
         (("--target", "sm_90"), {}, 2, "needs a model or --shapes, got neither"),
         (("--shapes", "16x64", "--target", "sm_90"), {}, 2, "needs m x n x k as in 1,16x4096x4096, got '16x64'"),
         (("--shapes", "16x64x64", "--target", "sm_90", "--jobs", "0"), {}, 2, "Invalid value for '--jobs'"),
