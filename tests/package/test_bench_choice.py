@@ -20,7 +20,7 @@ from fp8core.ops.explain import explain_product
 from fp8core.runtime import jit
 from fp8core.table import Choice
 from support.blaslt_fixtures import built, stub  # noqa: F401
-from support.blaslt_tools import H200
+from support.targets import H200
 
 JUDGED = ("models", *(name for name in DRAWN if name != "narrow"))
 """The lists by which the choice among all kernels is fitted and judged."""

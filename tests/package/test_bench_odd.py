@@ -9,7 +9,7 @@ from bench import odd_products
 from bench.odd_cases import FEW, MODES, OUTS, Product, drawn, listed
 from fp8core.kernels.gemm.table import SCALED_MM
 from support.bench_runs import timing
-from support.problems import on
+from support.targets import on
 
 CASES = drawn(200)
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import pytest
 
 from fp8core.errors import BackendError
-from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, launches, sources
 from fp8core.runtime.args import Pointer
-from support.targets import MI300
+from support.targets import H200, MI300
 from support.threads import in_time
 
 
@@ -22,7 +21,6 @@ class OneArgs(NamedTuple):
     places: Pointer
 
 
-H200 = Target("cuda", 90, 0, 132, 32, 232448)
 THREADS = 8
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from fp8core.errors import BackendError
 from fp8core.runtime import capture, device, graph_memory
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")
 DESTRUCTOR = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
