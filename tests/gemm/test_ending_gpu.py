@@ -8,10 +8,9 @@ import pytest
 import fp8core
 from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
 from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned, in_one_panel
-from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE
 from gemm.test_ending import ENDINGS, FORMULA, ROUNDING, ended
-from gemm.test_generic_gpu import FN, OUT_SCALE, POISON, SPECIFIED, Operands
+from gemm.test_generic_gpu import FN, OUT_SCALE, POISON, SPECIFIED, Operands, able
 from support import reference
 from support.emulation.running import FLOATS
 
@@ -69,11 +68,6 @@ class Ended:
     def compare(self, name, got, want):
         error = np.abs(got - want)
         assert (error <= (ROUNDING[self.made.problem.out] + FORMULA) * np.abs(want) + 2e-6).all(), (name, error.max())
-
-
-def able(p):
-    verdicts = SCALED_MM.explain(p).verdicts
-    return [SCALED_MM.kernel(v.kernel) for v in verdicts if v.status in ("chosen", "able", "not preferred")]
 
 
 CASES = [
