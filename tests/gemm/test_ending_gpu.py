@@ -8,9 +8,10 @@ import pytest
 import fp8core
 from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
 from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned, in_one_panel
+from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE
 from gemm.test_ending import ENDINGS, FORMULA, ROUNDING, ended
-from gemm.test_generic_gpu import FN, OUT_SCALE, POISON, SPECIFIED, Operands, able
+from gemm.test_generic_gpu import FN, OUT_SCALE, POISON, SPECIFIED, Operands
 from support import reference
 from support.emulation.running import FLOATS
 
@@ -92,7 +93,7 @@ def test_every_row_ends_in_both(shape, modes, offsets, out):
     case = CASES.index((shape, modes, offsets, out))
     for activation, beta in ENDINGS[case % 2 :: 2]:  # each with half of the shapes
         made = Ended(shape, modes, offsets, out, "float32" if activation else "")
-        rows = able(made.made.problem._replace(activation=activation or "", beta=beta))
+        rows = list(SCALED_MM.ranking(made.made.problem._replace(activation=activation or "", beta=beta)))
         assert {"generic_decode", "generic_mma"} <= {row.name for row in rows}
         for row in rows:
             made.check(row, activation, beta)
@@ -130,7 +131,7 @@ def test_codes_and_amax_are_those_of_the_activation(m):
         made = Ended((m, 72, 320), modes, out=FN, bias="float32" if m < 64 else "", amax=True)
         p = made.made.problem._replace(activation="gelu_tanh")
         want = reference.activated(made.value, "gelu_tanh")
-        for row in able(p):
+        for row in SCALED_MM.ranking(p):
             codes = made.run(row.plan(p), p)
             values = reference.decode(codes, FN).astype(np.float64) * float(OUT_SCALE)
             step = 2.0**-4 * np.abs(want) * 1.01 + SPECIFIED * made.made.magnitude.get() + 2.0**-10

@@ -63,6 +63,7 @@ def asked(monkeypatch):
 
 
 def decode(codes, name):
+    """Return codes on device 0 as float64."""
     import ml_dtypes
 
     cp = device.cupy()
@@ -70,9 +71,10 @@ def decode(codes, name):
 
 
 def wide(storage, name):
+    """Return 16-bit or fp32 storage as float64."""
     cp = device.cupy()
     if name == "bfloat16":
-        return (storage.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
+        return (storage.view(cp.uint16).astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
     return storage.view({"float16": cp.float16, "float32": cp.float32}[name]).astype(cp.float64)
 
 
