@@ -73,7 +73,7 @@ def test_products_of_a_blind_half_are_never_named(capsys):
     )
     report([(blind, 0.9), (blind, 0.8), (other, 0.7)])
     said = capsys.readouterr().out
-    assert "judge    row: 2 products" in said
+    assert "judge    row: 2 products, median 85.0%, 90 % 90.0%, worst 90.0%" in said
     assert "7x222x16" in said
     assert "111" not in said
 
