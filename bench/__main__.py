@@ -35,6 +35,7 @@ from bench import results
 from bench.needs import missing
 from bench.subjects import AGAINST, SUBJECTS, Subject
 from fp8core.runtime import device
+from fp8core.tuning.values import digest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results"
@@ -100,6 +101,7 @@ def machine(asked: argparse.Namespace) -> dict[str, Any]:
         "cpu": _cpu(),
         "python": platform.python_version(),
         "fp8core": fp8core.__version__,
+        "digest": digest(),
         "versions": {name: version for name in PACKAGES if (version := _version(name))},
         "baselines": sorted(path.name for path in asked.baselines.glob("*.so")) if asked.baselines else [],
         "note": asked.note,

@@ -20,6 +20,7 @@ import numpy as np
 
 from bench import results
 from bench.choice import compile_ahead
+from bench.errors import relative
 from bench.needs import require_gpu
 from fp8core import demo
 from fp8core.errors import CheckpointError, Fp8Error
@@ -130,11 +131,6 @@ def quantized(mode: str, x: Any, weight: Any) -> Quantized:
         return q.data.double() * (scale if scale.numel() > 1 else scale.reshape(()))
 
     return Quantized(a.data, b.data, a.scale, b.scale, wide(a, 1), wide(b, 128))
-
-
-def relative(got: Any, want: Any) -> float:
-    """Return a relative error in the Frobenius norm."""
-    return float((got.double() - want).norm() / want.norm())
 
 
 def problems(case: Case) -> Iterator[Any]:

@@ -274,7 +274,7 @@ def report(found: Iterable[tuple[Record, float]]) -> None:
         for mode in ("all", *MODES):
             some = sorted(g for r, g in pairs if part(r) == which and mode in ("all", r["mode"]))
             if len(some) > 1:
-                p90 = quantiles(some, n=10)[-1]
+                p90 = min(quantiles(some, n=10)[-1], some[-1])  # of few values it would lie beyond them
                 line = f"median {median(some):.1%}, 90 % {p90:.1%}, worst {some[-1]:.1%}"
                 print(f"{which:>5} {mode:>6}: {len(some)} products, {line}", flush=True)
     for record, lost in sorted((pair for pair in pairs if part(pair[0]) == "fit"), key=lambda pair: -pair[1])[:12]:

@@ -20,12 +20,14 @@ from rich.table import Table
 
 from bench import baselines, block_baselines, labels, log, results, timing
 from bench.algorithms import described
+from bench.choice_cases import MODES
+from bench.errors import relative
 from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import Granularity, ScaledMm
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 from fp8core.table import Choice, Kernel
 
@@ -35,11 +37,6 @@ SHAPES: Final = (
     *("5376x21504", "43008x5376", "57344x8192"),
 )
 """Weights of Llama 8B, 70B and 405B, Qwen2.5, Gemma 3 and DeepSeek-V3, whole and split over GPUs."""
-MODES: Final[dict[str, tuple[Granularity, Granularity]]] = {
-    "tensor": ("tensor", "tensor"),
-    "row": ("row", "row"),
-    "block": ("group", "block"),
-}
 OURS: Final = (labels.DECODE, labels.BLOCK, labels.LIBRARY)
 """Prefixes of the names of rows in fp8core's table; for each, the row that the table prefers is timed."""
 FAR: Final = 4e-3
@@ -176,11 +173,11 @@ def measure(
     for name, run in (*runs.items(), *variants(case, loaded, blocks)):
         operands[0].out.fill_(float("nan"))
         try:
-            result = run(operands[0]).double()
+            result = run(operands[0])
         except (RuntimeError, Fp8Error) as error:
             wrong[name] = str(error).splitlines()[0][:60]
             continue
-        error_of = float((result - reference).norm() / reference.norm())
+        error_of = relative(result, reference)
         if error_of <= FAR:
             calls[name] = [partial(run, o) for o in operands]
         else:

@@ -22,6 +22,7 @@ from torch.nn import functional
 
 import fp8core
 from bench import decode, log, timing
+from bench.errors import relative
 from bench.needs import require_gpu
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
@@ -79,7 +80,7 @@ class Operands:
         """Return whether a first result is far from torch's."""
         self.out[0].normal_()
         want = TORCH[activation](self.plain + beta * self.out[0].float())
-        return not (calls[0]().float() - want).norm() / want.norm() < FAR
+        return relative(calls[0](), want) > FAR
 
 
 def able(problem: ScaledMm) -> list[Kernel]:

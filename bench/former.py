@@ -27,6 +27,8 @@ def renamed(line: str) -> dict[str, Any]:
         record["bench"] = KINDS.get(record["bench"], record["bench"])
     if record.get("bench") == "layer":
         record.setdefault("model", MODEL)
+    if record.get("bench") == "grouped":
+        record.setdefault("skew", 0.0)
     if "step" in record:
         record["step"] = STEPS.get(record["step"], record["step"])
     if "peers" in record:

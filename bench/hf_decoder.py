@@ -20,6 +20,7 @@ from rich.table import Table
 
 import fp8core.torch
 from bench import results, timing
+from bench.errors import relative
 from bench.needs import require_gpu
 from fp8core.timing import interleaved
 
@@ -58,11 +59,6 @@ def decoder(layers: int) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def distance(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Return the relative error of one result against another."""
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
-
-
 def measure(batch: int, models: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield a record for each way of running the models: the error of FP8 relative to bfloat16, and both times."""
     x = torch.randn(batch, 1, HIDDEN, device=DEVICE, dtype=torch.bfloat16)
@@ -87,7 +83,7 @@ def _call(model: Any, x: torch.Tensor) -> Run:
 
 def record(bench: str, way: str, m: int, runs: dict[str, Run], wanted: torch.Tensor, far: float) -> dict[str, Any]:
     """Return the record of one way of running models, without times if a result is further off than ``far``."""
-    errors = {name: distance(run(), wanted) for name, run in runs.items()}
+    errors = {name: relative(run(), wanted) for name, run in runs.items()}
     times: dict[str, timing.Timing] = {}
     right = max(errors.values()) <= far
     if right and way != "eager":

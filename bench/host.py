@@ -211,7 +211,7 @@ def report(
     times = by_turns(steps)
     records = []
     for step, spent in zip(steps, times, strict=True):
-        low, middle, high = quantiles(spent, n=4)
+        low, middle, high = quantiles(spent, n=4, method="inclusive")
         table.add_row(step.framework, step.name, f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
         record = {"bench": bench, "where": where, "framework": step.framework, "step": step.name}
         records.append({**record, "us": middle, "low": low, "high": high})
@@ -243,7 +243,7 @@ def main() -> None:
         for name, whose, theirs in RATIOS:
             if f"{whose} {theirs}" in turns:
                 pairs = zip(turns[f"fp8core {name}"], turns[f"{whose} {theirs}"], strict=True)
-                low, middle, high = quantiles([ours / other for ours, other in pairs], n=4)
+                low, middle, high = quantiles([ours / other for ours, other in pairs], n=4, method="inclusive")
                 against.add_row(name, f"{whose} {theirs}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}")
     console = Console()
     console.print(table)

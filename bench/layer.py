@@ -25,6 +25,7 @@ from rich.table import Table
 import fp8core
 from bench import baselines, decoder, labels, log, results, timing
 from bench.decoder import MODELS, Memory, Weights
+from bench.errors import relative
 from bench.needs import require_gpu
 
 ROWS: Final = (1, 4, 16, 64, 256, 1024, 4096)
@@ -43,11 +44,11 @@ def measure(name: str, m: int, weights: list[Weights], loaded: baselines.Loaded)
         memory.reset()
         reference = decoder.want(weights[0], memory)
         try:
-            found = run(weights[0], memory).double()
+            found = run(weights[0], memory)
         except (RuntimeError, AttributeError, fp8core.Fp8Error) as error:
             wrong[variant] = str(error).splitlines()[0][:100]
             continue
-        error_of = float((found - reference).norm() / reference.norm())
+        error_of = relative(found, reference)
         if error_of <= FAR:
             calls[variant] = [lambda run=run, w=w: run(w, memory) for w in weights]  # type: ignore[misc]
         else:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, decode, log, timing
+from bench.errors import relative
 from bench.needs import require_gpu
 from bench.roofline import Roofline
 from fp8core.core.scaling import EPS
@@ -92,7 +93,7 @@ def wrong(got: torch.Tensor, x: torch.Tensor, layer: fp8core.Fp8Linear) -> bool:
     """Return whether a result is far from the product of the dequantized operands."""
     data, scale = fp8core.quantize(x)
     wide = fp8core.dequantize(data, scale).double() @ fp8core.dequantize(layer.weight, layer.weight_scale).double().t()
-    return not (got.double() - wide).norm() / wide.norm() < FAR
+    return relative(got, wide) > FAR
 
 
 def case(m: int, n: int, k: int, loaded: baselines.Loaded) -> dict[str, object]:

@@ -22,6 +22,7 @@ from rich.table import Table
 
 import fp8core
 from bench import baselines, grouped, grouped_cases, log
+from bench.errors import relative
 from bench.labels import MOE, OPERATIONS
 from bench.needs import require_gpu
 from bench.roofline import Roofline
@@ -205,7 +206,7 @@ def measure(case: Case, loaded: baselines.Loaded) -> dict[str, Any]:
 
     def tried(make: Callable[[], Variant]) -> tuple[Callable[[], object], float]:
         variant = make()
-        return variant.run, float((variant.summed(variant.run()) - right).norm() / right.norm())
+        return variant.run, relative(variant.summed(variant.run()), right)
 
     ways = [(name, partial(tried, make)) for name, make in variants(case, o, loaded)]
     return {**key(case), "rows": o.ids.numel(), "floor_us": floor, **grouped.timed(ways, FAR, least=16)}

@@ -11,6 +11,7 @@ prints which kernels are chosen, on any machine.
 
 import argparse
 from collections.abc import Iterator, Sequence
+from statistics import median
 from typing import Any, Final
 
 from rich.console import Console
@@ -90,11 +91,11 @@ def variants(made: Product) -> dict[str, Product]:
 def summary(records: Sequence[Record]) -> Iterator[str]:
     """Yield for few and for many rows how many records exceed their goal, and the median and largest ratio."""
     for few, goal in ODD_PRODUCTS.items():
-        ratios = sorted(of_neighbour(r) for r in records if (r["m"] <= FEW) == few)
+        ratios = [of_neighbour(r) for r in records if (r["m"] <= FEW) == few]
         if ratios:
             beyond = sum(found > goal for found in ratios)
             where = f"m <= {FEW}" if few else f"m > {FEW}"
-            said = f"median {ratios[len(ratios) // 2]:.2f}, most {ratios[-1]:.2f}"
+            said = f"median {median(ratios):.2f}, most {max(ratios):.2f}"
             yield f"{where}: {beyond} of {len(ratios)} beyond {goal}, {said}"
 
 

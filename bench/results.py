@@ -36,7 +36,7 @@ _KEYS: Final[dict[str, tuple[str, ...]]] = {
     "layer": ("bench", "model", "m"),
     "hf_decoder": ("bench", "mode", "m"),
     "hf_experts": ("bench", "mode", "m"),
-    "grouped": ("bench", "model", "mode", "tokens", "n", "k"),
+    "grouped": ("bench", "model", "mode", "tokens", "n", "k", "skew"),
     "moe": ("bench", "model", "mode", "tokens"),
     "choice": ("bench", "mode", "m", "n", "k"),
     "accuracy": ("bench", "mode", "data", "m", "n", "k", "kernel", "fast", "out"),

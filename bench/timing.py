@@ -121,5 +121,5 @@ def turns(variants: Mapping[str, Sequence[Call]], replays: int = REPLAYS, least:
 
 def spread(times: list[float]) -> Timing:
     """Return the median of times, and their quartiles."""
-    low, _, high = quantiles(times, n=4) if len(times) > 1 else (None, None, None)
+    low, _, high = quantiles(times, n=4, method="inclusive") if len(times) > 1 else (None, None, None)
     return Timing(median(times), low, high)

@@ -28,9 +28,9 @@ struct GroupTable {
     int first_row[capacity + 1], first_tile[capacity + 1];
 };
 
-// Called by one warp: fills the table for tiles of ``rows`` rows, ``column_tiles`` side by side. An end beyond the last
+// Called by one warp: fills the table for tiles of `rows` rows, `column_tiles` side by side. An end beyond the last
 // row counts as the last row, one before an earlier end as that end: such groups are empty, and no two share a row. The
-// first tile of a group begins at a multiple of ``multiple`` rows, at or before the group's first row.
+// first tile of a group begins at a multiple of `multiple` rows, at or before the group's first row.
 template <int rows, int multiple, int capacity>
 DEVICE void find_groups(GroupTable<capacity>& table, const int* offs, int groups, int m, int column_tiles) {
     constexpr int each = capacity / WARP;  // consecutive groups of a lane

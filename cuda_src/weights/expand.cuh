@@ -1,6 +1,5 @@
 // Expands a scale per shard to one per row: out[row] = scales[shard of row], or scales[0] if there is only one scale or
-// any later one is unset. A thread writes one row. The caller owes: shards.end[i] = number of rows in shards 0 to i, INT_MAX for the last shard
-// and after it.
+// any later one is unset. A thread writes one row.
 #pragma once
 #include "shards.cuh"
 

@@ -1,4 +1,5 @@
-// Converts codes to the other E4M3 with the same real values, and doubles (FNUZ) or halves all scales, in one launch.
+// Converts codes to the other E4M3, in which the same byte has half (FNUZ) or twice the value, and doubles (FNUZ) or
+// halves all scales, in one launch. The real values stay the same, but +-240 of fnuz become their nearest, +-224.
 // fn -> fnuz: 0x80 (-0) -> 0x00, 0x7f and 0xff (NaN) -> 0x80, all else the same byte.
 // fnuz -> fn: 0x80 (NaN) -> 0x7f, 0x7f and 0xff (+-240) -> 0x7e and 0xfe (+-448), all else the same byte.
 //

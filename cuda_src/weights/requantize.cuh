@@ -7,8 +7,8 @@
 //
 // A block has ACROSS x (THREADS / ACROSS) threads with VECTOR codes each, and handles REQUANTIZE_ROWS rows per row of
 // threads. Block b has column tile b % column_tiles of row tile b / column_tiles.
-// The caller owes: shards.end[i] = number of rows in shards 0 to i, the largest int after the last; count <= CAPACITY;
-// rows of weight and out aligned to VECTOR bytes. out may be weight; otherwise they must not overlap.
+// The caller owes: count <= CAPACITY; rows of weight and out aligned to VECTOR bytes. out may be weight; otherwise they
+// must not overlap.
 #pragma once
 #include "shards.cuh"
 

@@ -2,10 +2,11 @@
 #pragma once
 #include "../common/values.cuh"
 
-// A scale but the first that is at most this stands for one that was never loaded: the weight was fused on disk, and all
-// of its shards have the first scale.
+// A scale but the first that is at most this stands for one that was never loaded: the weight was fused on disk, and
+// all of its shards have the first scale.
 constexpr float UNSET = -448.0f;
 
+// end[i]: the number of rows in shards 0 to i; the largest int after the last shard.
 template <int CAPACITY>
 struct Shards {
     int end[CAPACITY];

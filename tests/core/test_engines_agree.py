@@ -57,7 +57,7 @@ def scalings(shape, group):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("group", GROUPS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_quantizations(shape, group, dtype):
+def test_quantizations_are_taken_or_refused_alike(shape, group, dtype):
     rows, cols = shape
     for options in scalings(shape, group):
         agree(fp8core.quantize, ArraySpec(shape, dtype), group_shape=group, **options)
@@ -67,7 +67,7 @@ def test_quantizations(shape, group, dtype):
 
 
 @pytest.mark.parametrize(("a", "b"), [*product(FORMATS, repeat=2)])
-def test_products(a, b):
+def test_products_are_taken_or_refused_alike(a, b):
     """With scales of every kind, for matrices with and without elements."""
     for m, n, k in ((5, 256, 384), (5, 0, 128), (0, 17, 128), (5, 17, 0)):
         groups, blocks = -(-k // 128), -(-n // 128)
@@ -83,7 +83,7 @@ def test_products(a, b):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 @pytest.mark.parametrize("widths", [(), (0,), (3, 0), (2, 1), (1, 1, 2)], ids=str)
-def test_fused_weights(widths, count):
+def test_fused_weights_are_taken_or_refused_alike(widths, count):
     scale = ArraySpec((count,), "float32")
     agree(fp8core.convert_to_channelwise, scale, widths)
     for rows in {sum(widths), 3}:

@@ -194,7 +194,7 @@ def test_a_number_that_equals_no_whole_number_is_refused_by_name(option, other):
 
 
 @pytest.mark.parametrize("case", QUANTIZE)
-def test_quantize_refuses(case):
+def test_quantize_refuses_and_writes_nothing(case):
     change, error, words = QUANTIZE[case]
     arguments = {"x": fresh((4, 64)), **change()}
     before = {name: np.array(value, copy=True) for name, value in arguments.items() if isinstance(value, np.ndarray)}

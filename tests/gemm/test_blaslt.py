@@ -19,7 +19,8 @@ from support.blaslt_launches import (
     B,
     launched,
 )
-from support.blaslt_tools import FIRST_RUN, MI300, pretend, problem
+from support.blaslt_tools import FIRST_RUN, pretend, problem
+from support.targets import MI300
 
 # Attributes of the descriptor that the product is launched with: {number: (bytes, value)}, from the vendors' headers.
 CUDA_COMMON = {3: (4, 1), 4: (4, 0), 17: (8, SCALE_B), 18: (8, SCALE_A)}

@@ -25,7 +25,8 @@ from support.blaslt_launches import (
     B,
     launched,
 )
-from support.blaslt_tools import H200, forget, pretend, problem
+from support.blaslt_tools import forget, pretend, problem
+from support.targets import H200
 from support.threads import in_time
 
 

@@ -18,7 +18,8 @@ from fp8core.runtime import device
 from gemm.test_blaslt import CUDA
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
 from support.blaslt_launches import AMAX, BIAS, OUT_SCALE, SCALE_A, SCALE_B
-from support.blaslt_tools import H200, forget, problem
+from support.blaslt_tools import forget, problem
+from support.targets import H200
 
 
 def test_no_offer_is_an_answer(stub):

@@ -15,7 +15,8 @@ from fp8core.kernels.gemm.blaslt.mapping import product
 from fp8core.kernels.gemm.blaslt.ordering import CLUSTERS, COUNTER_US, Config, Work, tiles, us
 from fp8core.runtime import device
 from support.blaslt_fixtures import built, stub  # noqa: F401
-from support.blaslt_tools import BLACKWELL, MI300, forget, pretend, problem
+from support.blaslt_tools import forget, pretend, problem
+from support.targets import BLACKWELL, MI300
 
 
 @pytest.fixture(scope="session")

@@ -13,8 +13,9 @@ from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import HOST
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
-from support.blaslt_tools import ADA, AMPERE, BLACKWELL, H200, MI300, MI350, problem
+from support.blaslt_tools import problem
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
+from support.targets import ADA, AMPERE, BLACKWELL, H200, MI300, MI350
 
 NOWHERE = 7
 """An ordinal that no machine of these tests has."""

@@ -22,7 +22,7 @@ from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.running import FLOATS, empty, matrix
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 ENDINGS = [("gelu", 0.0), ("gelu_tanh", -0.5), ("silu", 2.0), (None, 1.0)]
 """Activations and betas."""

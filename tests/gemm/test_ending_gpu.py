@@ -71,11 +71,6 @@ class Ended:
         assert (error <= (ROUNDING[self.made.problem.out] + FORMULA) * np.abs(want) + 2e-6).all(), (name, error.max())
 
 
-def able(p):
-    verdicts = SCALED_MM.explain(p).verdicts
-    return [SCALED_MM.kernel(v.kernel) for v in verdicts if v.status in ("chosen", "able", "not preferred")]
-
-
 CASES = [
     ((16, 264, 512), ("row", "row"), (0, 0, 0), "float32"),
     ((50, 1288, 4096), ("group", "block"), (0, 0, 8), "bfloat16"),
@@ -98,7 +93,7 @@ def test_every_row_ends_in_both(shape, modes, offsets, out):
     case = CASES.index((shape, modes, offsets, out))
     for activation, beta in ENDINGS[case % 2 :: 2]:  # each with half of the shapes
         made = Ended(shape, modes, offsets, out, "float32" if activation else "")
-        rows = able(made.made.problem._replace(activation=activation or "", beta=beta))
+        rows = list(SCALED_MM.ranking(made.made.problem._replace(activation=activation or "", beta=beta)))
         assert {"generic_decode", "generic_mma"} <= {row.name for row in rows}
         for row in rows:
             made.check(row, activation, beta)
@@ -136,7 +131,7 @@ def test_codes_and_amax_are_those_of_the_activation(m):
         made = Ended((m, 72, 320), modes, out=FN, bias="float32" if m < 64 else "", amax=True)
         p = made.made.problem._replace(activation="gelu_tanh")
         want = reference.activated(made.value, "gelu_tanh")
-        for row in able(p):
+        for row in SCALED_MM.ranking(p):
             codes = made.run(row.plan(p), p)
             values = reference.decode(codes, FN).astype(np.float64) * float(OUT_SCALE)
             step = 2.0**-4 * np.abs(want) * 1.01 + SPECIFIED * made.made.magnitude.get() + 2.0**-10

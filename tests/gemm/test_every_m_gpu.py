@@ -45,7 +45,7 @@ def test_every_m_in_every_mode_and_dtype(modes):
 @pytest.mark.parametrize("modes", MODES, ids="-".join)
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 def test_results_as_small_and_as_large_as_their_scales(out, modes, size):
-    """The other extreme, scales that cancel, is in test_decode.py."""
+    """The other extreme, scales that cancel, is in test_sm90_decode_gpu.py."""
     for m in (1, 9, 40):
         Case(m, N, K, modes, out=out, size=size, seed=m).check()
 

@@ -17,7 +17,7 @@ from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.products import ROUNDING, SUMS, codes
 from support.emulation.running import FLOATS, empty, matrix
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 FN, FNUZ, E5M2, E5M2FNUZ = "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"
 CUDA_89 = CUDA._replace(arch=89)

@@ -134,15 +134,10 @@ MODES = [*product(("tensor", "row", "group"), ("tensor", "row", "group", "block"
 OFFSETS = [(0, 0, 0), (1, 2, 1), (15, 7, 3), (4, 8, 8), (0, 0, 1)]
 
 
-def able(p):
-    verdicts = SCALED_MM.explain(p).verdicts
-    return [SCALED_MM.kernel(v.kernel) for v in verdicts if v.status in ("chosen", "able", "not preferred")]
-
-
 def check(made):
     """Check every able row, and the generic kernels in each of their tiles."""
     p = made.problem
-    rows = able(p)
+    rows = list(SCALED_MM.ranking(p))
     assert {"generic_decode", "generic_mma"} <= {row.name for row in rows}
     for row in rows:
         made.check(row.plan(p), SUMS[p.use_fast_accum] if row.name.startswith("generic") else None)

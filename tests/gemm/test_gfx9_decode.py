@@ -11,7 +11,7 @@ from support import reference
 from support.emulation import HIP_32, HIP_64, EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.products import EmulatedProduct, Scales, codes
-from support.problems import TARGETS, on
+from support.targets import TARGETS, on
 
 HIP_950 = HIP_64._replace(arch=0x950)
 FNUZ, FNUZ_5 = "float8_e4m3fnuz", "float8_e5m2fnuz"

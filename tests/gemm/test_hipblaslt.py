@@ -10,8 +10,9 @@ from fp8core.kernels.gemm.blaslt.dialects import HIPBLASLT
 from fp8core.kernels.gemm.blaslt.mapping import product
 from fp8core.runtime import device, loaded
 from support.blaslt_fixtures import built, hip_stub  # noqa: F401
-from support.blaslt_tools import MI300, MI350, forget, pretend, problem
+from support.blaslt_tools import forget, pretend, problem
 from support.hip_launches import ONE, OURS, THREE, TWO, launches, multiply
+from support.targets import MI300, MI350
 
 # handles
 

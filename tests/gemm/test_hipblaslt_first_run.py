@@ -9,8 +9,9 @@ from fp8core.errors import BackendError
 from fp8core.kernels.gemm.blaslt import first_run, library, matmul, query
 from fp8core.kernels.gemm.blaslt.mapping import product
 from support.blaslt_fixtures import built, hip_stub  # noqa: F401
-from support.blaslt_tools import FIRST_RUN, MI300, problem
+from support.blaslt_tools import FIRST_RUN, problem
 from support.hip_launches import ONE, OURS, TWO, launches, multiply
+from support.targets import MI300
 
 
 def test_a_product_runs_once_when_it_is_planned(hip_stub):

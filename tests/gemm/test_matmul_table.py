@@ -11,7 +11,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
 from fp8core.problem import HOST
 from fp8core.table import Unknown
-from support.problems import TARGETS, on
+from support.targets import TARGETS, on
 
 SCALES = (("tensor", "tensor"), ("row", "row"), ("group", "block"), ("group", "group"))
 DECODE_ROWS = (("sm90_decode", 90, 64), ("sm89_decode", 89, 64), ("sm89_decode", 120, 64), ("gfx9_decode", 0x942, 16))

@@ -14,7 +14,7 @@ from support import reference
 from support.emulation import EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.emulation.products import EmulatedProduct, Scales, codes
-from support.problems import on
+from support.targets import on
 
 ADA = Target("cuda", 89, 0, 1, 32, 99 << 10)
 """Made up, of one multiprocessor: 49 channels are enough for blocks of two tiles."""

@@ -10,7 +10,7 @@ from bench import repeats
 from bench.odd_cases import MODES, Product
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device
-from support.problems import on
+from support.targets import on
 
 EXTENTS = [(1, 4400, 11360), (12, 2100, 11361), (40, 4400, 11360), (120, 2100, 11361), (300, 1100, 11360)]
 

@@ -9,7 +9,7 @@ from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.table import Table, no_estimate
 from support.blaslt_fixtures import built, stub  # noqa: F401
-from support.blaslt_tools import BLACKWELL, H200
+from support.targets import BLACKWELL, H200
 
 CASES = [
     Case(mode, m, n, k)

@@ -10,8 +10,8 @@ from fp8core.kernels.gemm.sm90 import decode_unaligned, tiled, tiled_choice, til
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
 from fp8core.problem import BLOCK, ITEMSIZE
-from support.problems import on
 from support.sm90_products import Case, problem
+from support.targets import on
 
 MIXES = [
     (a, b)

@@ -9,7 +9,8 @@ from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE
 from fp8core.table import Choice
-from support.sm90_products import H200, asked, problem  # noqa: F401
+from support.sm90_products import asked, problem  # noqa: F401
+from support.targets import H200
 
 SHAPES = [
     (n, k)

@@ -6,7 +6,8 @@ import pytest
 
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import decode_config, decode_rows_config
-from support.sm90_products import FORMATS, H200, OUTS, SMALL, Case, problem
+from support.sm90_products import FORMATS, OUTS, SMALL, Case, problem
+from support.targets import H200
 
 LAYOUTS = [(split, tiles) for split in range(1, 9) for tiles in (1, 2, 4, 8) if split * tiles <= 8]
 """Parts of k, and tiles of a cluster that share what they load of a."""

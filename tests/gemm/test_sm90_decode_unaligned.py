@@ -24,8 +24,8 @@ from fp8core.kernels.gemm.sm90.decode_unaligned_config import candidates, panel_
 from fp8core.kernels.gemm.sm90.residues import phases_of, residues_of
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
-from support.problems import on
 from support.sm90_products import asked  # noqa: F401
+from support.targets import on
 
 FN, E5M2 = "float8_e4m3fn", "float8_e5m2"
 CODES = {"out": FN, "out_scale": True, "amax": True}

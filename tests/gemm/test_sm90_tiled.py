@@ -9,7 +9,8 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.sm90 import decode_config, tiled, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE
-from support.sm90_products import H200, SMALL, Case, problem
+from support.sm90_products import SMALL, Case, problem
+from support.targets import H200
 
 ROW = tiled.SM90_TILED
 BLOCK, GROUP = ("group", "block"), ("group", "group")

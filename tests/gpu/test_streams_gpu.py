@@ -51,19 +51,12 @@ def test_a_graph_of_torch_replays_with_changed_inputs(torch, group_shape, m):
         changed = fresh((m, 1024), spread=2 + turn)
         x.copy_(engine.array(changed))
         graph.replay()
-        want = (
-            reference.quantize(
-                changed[-1:] if m > 64 and group_shape == PER_TOKEN else changed, group_shape=tuple(group_shape)
-            )
-            if m <= 64
-            else None
-        )
         eager = fp8core.quantize(x, group_shape=group_shape)
         torch.cuda.synchronize()
         assert_same_bytes(engine.codes(q.data), engine.codes(eager.data))
         assert_same_bytes(engine.numpy(q.scale), engine.numpy(eager.scale))
-        if want is not None:
-            assert_same_bytes(engine.codes(q.data), want.codes)
+        if m <= 64:  # more would take the naive oracle too long
+            assert_same_bytes(engine.codes(q.data), reference.quantize(changed, group_shape=group_shape).codes)
 
 
 @pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])
@@ -140,9 +133,8 @@ def test_the_side_stream_of_torch_is_followed(torch, group_shape):
         there.copy_(late)
         q = fp8core.quantize(there, group_shape=group_shape)
     side.synchronize()
-    assert_same_bytes(
-        engine.codes(q.data)[:4], engine.codes(fp8core.quantize(engine.array(x), group_shape=group_shape).data)[:4]
-    )
+    want = fp8core.quantize(engine.array(x), group_shape=group_shape)
+    assert_same_bytes(engine.codes(q.data), engine.codes(want.data))
 
 
 @pytest.mark.parametrize("give", ["torch stream", "address", "cupy stream"])
@@ -170,11 +162,10 @@ def test_two_streams_work_beside_each_other(torch):
     streams = [torch.cuda.Stream() for _ in inputs]
     torch.cuda.synchronize()
     results = []
-    for turn in range(30):
+    for _ in range(30):
         for at, (stream, x) in enumerate(zip(streams, inputs, strict=True)):
             with torch.cuda.stream(stream):
                 results.append((at, layer(x)))
-        assert turn < 30
     torch.cuda.synchronize()
     for at, y in results:
         np.testing.assert_array_equal(bits(engine, y), want[at])

@@ -228,7 +228,7 @@ def test_large_products_are_left_to_the_blas(monkeypatch):
 @pytest.mark.parametrize("with_residual", [False, True])
 @pytest.mark.parametrize(("group_shape", "static"), FUSED)
 @pytest.mark.parametrize("source", INPUTS)
-def test_norm_quantize(source, group_shape, static, with_residual, between):
+def test_norm_quantize_is_near_float64(source, group_shape, static, with_residual, between):
     rng, group_shape, (rows, cols) = np.random.default_rng(2), GroupShape(*group_shape), (210, 700)
     x, residual = (strided((rng.standard_normal((rows, cols)) * 3).astype(storage(source))) for _ in range(2))
     weight = rng.uniform(0.5, 2, cols).astype(storage(source))
@@ -250,7 +250,7 @@ def test_norm_quantize(source, group_shape, static, with_residual, between):
 @pytest.mark.parametrize("between", [False, True])
 @pytest.mark.parametrize(("group_shape", "static"), FUSED)
 @pytest.mark.parametrize("source", INPUTS)
-def test_silu_quantize(source, group_shape, static, between):
+def test_silu_quantize_is_near_float64(source, group_shape, static, between):
     rng, group_shape, (rows, cols) = np.random.default_rng(3), GroupShape(*group_shape), (210, 350)
     x = strided((rng.standard_normal((rows, 2 * cols)) * 4).astype(storage(source)))
     activated = through(reference.silu(x[:, :cols]), source, between)

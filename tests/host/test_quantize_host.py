@@ -92,7 +92,7 @@ def test_fp32_under_a_given_scale(dtype, scale):
 @pytest.mark.parametrize("dtype", FP8)
 @pytest.mark.parametrize("group_shape", GROUPS)
 @pytest.mark.parametrize("source", INPUTS)
-def test_dynamic_modes(source, group_shape, dtype):
+def test_dynamic_scales_and_codes_are_those_of_the_oracle(source, group_shape, dtype):
     x = fresh(19, 200, source)
     for scale_format in SCALE_FORMATS:
         got = quantize(strided(x), dtype, group_shape, scale_format=scale_format)
@@ -204,7 +204,7 @@ def test_padding_rows_are_zeros_with_scale_1(group_shape, rows, padded):
 
 
 @pytest.mark.parametrize("group_shape", [(1, -1), (1, 128), (-1, -1)])
-def test_no_columns(group_shape):
+def test_a_matrix_without_columns_has_scales_of_the_usual_shape(group_shape):
     data, scale = quantize(np.zeros((3, 0), np.float32), group_shape=group_shape)
     assert data.shape == (3, 0)
     assert scale.shape == GroupShape(*group_shape).scale_shape(3, 0)
@@ -245,7 +245,7 @@ def test_rows_backwards_and_repeated():
 @pytest.mark.parametrize("out", INPUTS)
 @pytest.mark.parametrize("group_shape", GROUPS)
 @pytest.mark.parametrize("dtype", FP8)
-def test_dequantize(dtype, group_shape, out):
+def test_dequantize_is_the_oracle_bit_for_bit(dtype, group_shape, out):
     rng = np.random.default_rng(3)
     data = rng.integers(0, 256, (37, 300), np.uint8)
     shape = GroupShape(*group_shape).scale_shape(*data.shape)
@@ -259,7 +259,7 @@ def test_dequantize(dtype, group_shape, out):
     assert_same(dequantize(data, dtype, scale, group_shape, out), want)
 
 
-def test_dequantize_exponents():
+def test_exponents_are_dequantized_as_powers_of_two():
     data = np.random.default_rng(5).integers(0, 256, (4, 256), np.uint8)
     exponents = np.array([[0, 1], [127, 130], [254, 255], [3, 100]], np.uint8)
     scales = np.where(exponents == 255, np.nan, np.exp2(np.minimum(exponents, 254).astype(np.float64) - 127))

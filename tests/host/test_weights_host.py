@@ -50,7 +50,7 @@ def requantize(codes: np.ndarray, dtype: str, scales: list[float], widths: list[
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("case", SCALES)
 @pytest.mark.parametrize("dtype", FP8)
-def test_requantize(dtype, case, in_place):
+def test_requantize_is_the_oracle_bit_for_bit(dtype, case, in_place):
     scales, widths = SCALES[case]
     codes = np.random.default_rng(0).integers(0, 256, (sum(widths), 300), np.uint8)
     want_scale, want = reference.requantize(codes, dtype, np.array(scales, np.float32), widths)
@@ -82,7 +82,7 @@ def test_requantize_of_no_rows():
     ],
 )
 @pytest.mark.parametrize("in_place", [False, True])
-def test_normalize(dtype, other, convert, factor, in_place):
+def test_normalize_is_the_oracle_for_every_code(dtype, other, convert, factor, in_place):
     codes = np.tile(np.arange(256, dtype=np.uint8), 3)
     want = np.tile(np.array([convert(code) for code in range(256)], np.uint8), 3)
     before = codes.copy()
@@ -127,7 +127,7 @@ def test_normalize_without_an_input_scale_or_codes():
         ([1.0, np.inf], False),
     ],
 )
-def test_all_close(numbers, close):
+def test_all_close_compares_each_number_with_the_first(numbers, close):
     x, result = np.array(numbers, np.float32), np.full(2, -7, np.int32)
     whole(host.plan_all_close(AllClose(HOST)))(0, x.ctypes.data, len(x), result.ctypes.data)
     assert result.tolist() == [int(close), -7]
@@ -137,7 +137,7 @@ EXPANSIONS = [([0.5, 2.0, 3.0], (2, 0, 4)), ([0.5], (2, 0, 4)), ([1.5], (3,)), (
 
 
 @pytest.mark.parametrize(("scales", "widths"), EXPANSIONS)
-def test_expand(scales, widths):
+def test_expand_repeats_scales(scales, widths):
     given, out = np.array(scales, np.float32), np.full(sum(widths) + 1, 7.5, np.float32)
     whole(host.plan_expand(Expand(HOST, len(widths))))(0, given.ctypes.data, len(given), widths, out.ctypes.data)
     each = given if len(given) > 1 else np.repeat(given, len(widths))

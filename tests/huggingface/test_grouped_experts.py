@@ -235,7 +235,7 @@ def test_groups_of_rows_are_computed_once(kind, dynamic, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_autocast(dtype):
+def test_autocast_casts_inputs_and_keeps_the_dtype_of_results(dtype):
     """As the loop's layers do: inputs are cast, and the result has the dtype of the input."""
     theirs = loop(scheme="block")
     ours = grouped(theirs)

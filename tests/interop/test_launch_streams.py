@@ -12,7 +12,7 @@ from fp8core.core.operation import Operation
 from fp8core.errors import DeviceError
 from fp8core.interop import LaunchStream, dlpack, dlpack_capsule
 from fp8core.runtime import device, streams
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")
 CURRENT, CAPTURED = 0, 0xC00

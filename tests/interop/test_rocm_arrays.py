@@ -7,7 +7,8 @@ from fp8core import interop
 from fp8core.errors import DeviceError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
 from fp8core.problem import Target
-from support.rocm import MI300, cupy, libraries, rocm  # noqa: F401
+from support.rocm import cupy, libraries, rocm  # noqa: F401
+from support.targets import MI300
 
 
 class Tensor:

@@ -155,7 +155,7 @@ def test_threads_share_a_program():
     assert not wrong
 
 
-def test_transformations():
+def test_vmap_and_grad_of_linear():
     w = jax.tree.map(jnp.asarray, weight())
     x = jnp.asarray(np.stack([wide(4, K, seed=seed) for seed in range(3)]))
     made = jax.jit(jax.vmap(lambda x: fp8core.linear(x, w, batch_invariant=True)))(x)

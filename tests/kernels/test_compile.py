@@ -15,7 +15,7 @@ from fp8core.runtime.jit import Request
 from support import compilers
 from support.kept import kept_folder
 from support.plans import OPERATIONS
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 REGISTERS = {
     "all_close": 64,

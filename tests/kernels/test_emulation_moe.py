@@ -26,7 +26,7 @@ from support.moe import choices, placed, summed
     ],
     ids=str,
 )
-def test_permute(emulator, target, tokens, each, experts, row_bytes, gap, scale_cols, dtype):
+def test_permute_sorts_the_rows_by_expert(emulator, target, tokens, each, experts, row_bytes, gap, scale_cols, dtype):
     random = np.random.default_rng(tokens)
     ids = choices(tokens, each, experts, outside=True, dtype=dtype)
     x = random.integers(0, 256, (tokens, row_bytes)).astype(np.uint8)
@@ -72,7 +72,9 @@ def test_permute(emulator, target, tokens, each, experts, row_bytes, gap, scale_
     ids=str,
 )
 @pytest.mark.parametrize("at_once", [unpermute.BLOCKS_AT_ONCE, 0], ids=["few blocks", "many blocks"])
-def test_unpermute(emulator, monkeypatch, at_once, target, tokens, each, cols, gap, y, weights, out):
+def test_unpermute_sums_the_weighted_rows_of_each_token(
+    emulator, monkeypatch, at_once, target, tokens, each, cols, gap, y, weights, out
+):
     monkeypatch.setattr(unpermute, "BLOCKS_AT_ONCE", at_once)
     rows = tokens * each
     given = fresh((rows, cols), y)

@@ -15,7 +15,7 @@ from kernels.test_compile import uses
 from support import compilers
 from support.compilers import CompileError, HipRtc
 from support.plans import OPERATIONS
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 HIP = [target for target in TARGETS if target.platform == "hip"]
 

@@ -79,7 +79,7 @@ def test_quantizing_no_columns_writes_the_least_scales(engine, group_shape, padd
 
 @engines(*BOTH)
 @pytest.mark.parametrize("producer", ["norm", "silu"])
-def test_producers(engine, producer):
+def test_producers_of_no_columns_write_the_least_scales(engine, producer):
     x, weight = engine.array(np.zeros((ROWS, 0), np.float16)), engine.array(np.zeros(0, np.float16))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -16,8 +16,8 @@ from support import reference
 from support.engines import BOTH, FLOATS, MAKERS, assert_same_bytes, engines, fresh, fresh_scale
 from support.launches import whole
 from support.recorder import Recorder
+from support.targets import H200
 
-H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
 SHAPES = ((1, 4096), (7, 576), (3, 1024), (130, 256), (2, 5136), (5, 8192))
 SCALINGS = {
     "static": {"group_shape": PER_TENSOR, "scale": True},

@@ -20,7 +20,8 @@ from fp8core.table import Choice, Table
 from fp8core.tuning import MARGIN, Timed, Tuning, measuring, timed, values
 from fp8core.tuning.values import checksum
 from support.blaslt_fixtures import built  # noqa: F401
-from support.blaslt_tools import H200, problem
+from support.blaslt_tools import problem
+from support.targets import H200
 from support.tuning_stub import FAR, PROBLEM, saying, stub  # noqa: F401
 
 CANDIDATES = (

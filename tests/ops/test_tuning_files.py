@@ -17,7 +17,7 @@ from fp8core.runtime import device
 from fp8core.tuning import files, load_tunings, save_tunings, timed
 from fp8core.tuning.files import FILE_VARIABLE, load_named
 from support.blaslt_fixtures import built  # noqa: F401
-from support.blaslt_tools import H200
+from support.targets import H200
 from support.tuning_stub import PROBLEM, saying, stub  # noqa: F401
 from support.tunings import SECOND, forget_all, written
 

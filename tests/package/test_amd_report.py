@@ -15,7 +15,7 @@ from bench.amd_report import STEPS, Step, main, write
 from fp8core.errors import BackendError
 from fp8core.runtime import device
 from support.blaslt_fixtures import built, hip_stub  # noqa: F401
-from support.blaslt_tools import MI300
+from support.targets import MI300
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = amd_steps._quantized

@@ -15,6 +15,7 @@ import pytest
 from bench import __main__ as bench
 from bench import claims, fetch, goals, log, results, rules
 from fp8core.runtime import device
+from fp8core.tuning import values
 from support.bench_runs import ROOT, SAMPLE, product, python, quantized, timing, written
 
 
@@ -27,6 +28,9 @@ def test_records_are_told_apart_and_the_later_one_counts(sample, tmp_path):
     assert [len(kind) for kind in sample[1:]] == [2, 4, 3, 1, 2, 9, 2, 2, 0, 4, 5, 1, 1, 2, 0, 0, 1, 2, 2, 0, 0, 1, 4]
     path = written(tmp_path / "twice.jsonl", [quantized("token", 1, 4096, t, 1.0) for t in (3.0, 2.0)])
     assert [results.us(r, "fp8core") for r in results.read(path).quantize] == [2.0]
+    of_experts = {"bench": "grouped", "model": "m", "mode": "row", "tokens": 8, "n": 256, "k": 128}
+    path = written(tmp_path / "skewed.jsonl", [{**of_experts, **skew} for skew in ({}, {"skew": 0.0}, {"skew": 0.4})])
+    assert [r["skew"] for r in results.read(path).grouped] == [0.0, 0.4]
 
 
 def test_commands_on_one_machine_make_one_page_and_two_machines_do_not(tmp_path):
@@ -205,6 +209,7 @@ def test_the_recorded_command_can_be_pasted(tmp_path, monkeypatch):
     ]
     assert str(tmp_path) not in out.read_text()
     assert (machine["baselines"], machine["short"], machine["format"]) == (["vllm_C.so"], True, results.FORMAT)
+    assert machine["digest"] == values.digest(), "by which the tree of a run is found"
 
 
 def test_lines_of_subjects_are_collected_and_a_failure_is_told(tmp_path, capsys):

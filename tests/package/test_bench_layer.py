@@ -150,8 +150,8 @@ def test_the_floor_counts_every_weight_once_and_every_launch():
 
 @pytest.mark.parametrize(
     ("times", "found"),
-    [([3.0], (3.0, None, None)), ([1.0, 2.0], (1.5, 0.75, 2.25)), ([4.0, 1.0, 2.0], (2.0, 1.0, 4.0))],
+    [([3.0], (3.0, None, None)), ([1.0, 2.0], (1.5, 1.25, 1.75)), ([4.0, 1.0, 2.0], (2.0, 1.5, 3.0))],
 )
-def test_one_replay_has_a_time_and_no_spread(times, found):
+def test_the_quartiles_lie_within_the_times_and_one_time_has_none(times, found):
     assert tuple(timing.spread(times)) == found
     assert str(timing.spread(times)) == f"{found[0]:.2f}"

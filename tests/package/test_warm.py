@@ -8,9 +8,8 @@ import pytest
 from fp8core.errors import BackendError
 from fp8core.runtime import compiler, device, jit, kernel_cache, sources
 from support import receipt, warm
-from support.problems import TARGETS
+from support.targets import H200
 
-H200 = next(target for target in TARGETS if target.arch == 90)
 NAME = sources.names("cuda")[0]
 LINE = f"{NAME} entry ONLY_HERE=1 SIZE=-1"
 

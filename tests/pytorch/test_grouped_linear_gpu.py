@@ -64,7 +64,7 @@ def test_gradients_are_those_of_the_layers():
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled(backend):
+def test_a_compiled_layer_gives_the_same_bits(backend):
     grouped, _ = made("block", False)
     offs = torch.tensor([7, 7, 140, 141, 300], dtype=torch.int32, device="cuda")
     x = torch.randn(ROWS, K, device="cuda", dtype=torch.bfloat16)

@@ -223,7 +223,7 @@ def test_memory_of_joined_weights_goes_with_the_model():
     assert len(ADJACENT) == before
 
 
-def test_opcheck():
+def test_the_joined_operator_passes_opcheck():
     layers = list(Holder((128, K), (64, K)).children())
     tests = "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"
     done = torch.library.opcheck(LINEAR_JOINED, arguments(layers, wide(5, K)), test_utils=tests)

@@ -276,7 +276,7 @@ def test_to_linear_is_the_way_back():
     assert back.weight.requires_grad
 
 
-def test_repr():
+def test_the_representation_says_extents_scheme_and_format():
     assert repr(quantized("tensor", 0.03)) == (
         "Linear(in_features=256, out_features=64, bias=True, scheme=tensor, weight=float8_e4m3fn, static)"
     )

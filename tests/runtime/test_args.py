@@ -18,7 +18,7 @@ from fp8core.kernels.weights.fnuz import NormalizeArgs
 from fp8core.kernels.weights.requantize import RequantizeArgs
 from fp8core.runtime import args, jit, plans, sources
 from support.plans import OPERATIONS
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 PLATFORMS = ("cuda", "hip")
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import pytest
 
 from fp8core.errors import BackendError
-from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, kernel_cache, launches, sources
 from fp8core.runtime.args import Pointer
+from support.targets import H200
 from support.threads import in_time
 
 
@@ -20,7 +20,6 @@ class OneArgs(NamedTuple):
     places: Pointer
 
 
-H200 = Target("cuda", 90, 0, 132, 32, 232448)
 THREADS = 8
 
 

@@ -15,7 +15,6 @@ from support.targets import H200
 
 
 def test_count_and_its_reason_agree():
-    assert device.count() >= 0
     assert (device.why_none() is None) == (device.count() > 0)
 
 
@@ -84,7 +83,7 @@ def test_without_cupy_there_is_no_device_and_a_reason():
         import sys, types
         sys.modules["cupy"] = None
         from fp8core.runtime import device
-        from fp8core.errors import BackendError, DeviceError
+        from fp8core.errors import DeviceError
         assert device.count() == 0
         assert "need CuPy" in device.why_none() and "extra cuda13" in device.why_none()
         try:

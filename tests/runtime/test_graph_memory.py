@@ -10,7 +10,7 @@ import pytest
 from fp8core.errors import BackendError
 from fp8core.runtime import capture, device, graph_memory
 from support.graph_driver import driver, pool  # noqa: F401
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")
 

@@ -12,8 +12,8 @@ import pytest
 from fp8core import interop
 from fp8core.interop import TensorView, cuda_array, dlpack_capsule, jax_arrays
 from fp8core.runtime import capture, device, streams
-from support.problems import TARGETS
 from support.releases import SECONDS, Owner, Stream, _freed, kept  # noqa: F401
+from support.targets import TARGETS
 
 # memory of JAX
 

@@ -13,7 +13,8 @@ from fp8core.problem import PER_TENSOR, Quantize, Target
 from fp8core.runtime import compiler, device, jit, launches, streams
 from fp8core.runtime.plans import QuantizeNumbers
 from support import compilers
-from support.rocm import HIP, MI300, PROPERTIES, PifArgs, cupy, launcher, libraries, rocm  # noqa: F401
+from support.rocm import HIP, PROPERTIES, PifArgs, cupy, launcher, libraries, rocm  # noqa: F401
+from support.targets import H200, MI300
 
 # the device
 
@@ -191,9 +192,6 @@ def test_a_failed_call_leaves_no_error_behind_for_others(rocm):
     with pytest.raises(BackendError, match="hipMemsetD32Async failed"):
         streams.fill_float32(0x1000, 1.0, 0, 0)
     assert rocm.hipPeekAtLastError() == 0
-
-
-H200 = Target("cuda", 90, 0, 132, 32, 232_448)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from fp8core import timing
 from fp8core.errors import BackendError, DeviceError
 from fp8core.runtime import capture, device, hip_graphs, loaded, streams
-from support.rocm import HIP, MI300, Event, cupy, launcher, libraries, rocm  # noqa: F401
+from support.rocm import HIP, Event, cupy, launcher, libraries, rocm  # noqa: F401
+from support.targets import MI300
 
 # the runtime in the process
 

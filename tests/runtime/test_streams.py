@@ -9,7 +9,7 @@ import pytest
 from fp8core.errors import DeviceError
 from fp8core.problem import HOST
 from fp8core.runtime import capture, device, streams
-from support.problems import TARGETS
+from support.targets import TARGETS
 
 TARGET = next(target for target in TARGETS if target.platform == "cuda")._replace(device=1)
 

@@ -14,13 +14,21 @@ from support import reference
 
 KS = (1, 7, 16, 64, 100, 128, 129, 200, 256, 300)
 NS = (1, 3, 8, 16, 100, 128, 130, 256)
-STEP = {"bfloat16": 2.0**-9, "float16": 2.0**-11, "float32": 2.0**-22, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3}
-"""Half of the distance of neighbours, relative to the lower."""
+ROUNDING = {
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+    "float32": 2.0**-24,
+    "float8_e4m3fn": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+}
+"""Half of the distance of neighbours, relative to a power of two: the most that rounding changes a normal number."""
+SUBNORMAL = {"float16": 2.0**-25, "float8_e4m3fn": 2.0**-10, "float8_e5m2": 2.0**-17}
+"""Half of the distance of subnormal neighbours, where products may be subnormal."""
 ACCUMULATED = 2.0**-8
 """What an accumulation with fewer bits may lose, of the sum of magnitudes.
 
-Hopper cuts each of a block's 128 terms off at 2**-13 of their sum: by half of that at the mean, and half as much while the sum
-grows. Terms of one sign lose it all; 1.2e-3 was seen.
+Hopper cuts each of a block's 128 terms off at 2**-13 of their sum: by half of that at the mean, and half as much while
+the sum grows. Terms of one sign lose it all; 1.2e-3 was seen.
 """
 
 
@@ -54,9 +62,9 @@ def bounded(got: np.ndarray, exact: np.ndarray, magnitude: np.ndarray, out: str,
     wide = got.astype(np.float64) * out_scale
     if out in reference.MAX:
         exact = np.clip(exact, -reference.MAX[out] * out_scale, reference.MAX[out] * out_scale)
-    least = {"float16": 2.0**-24, "float8_e4m3fn": 2.0**-9, "float8_e5m2": 2.0**-16}.get(out, 0.0) * out_scale
+    least = SUBNORMAL.get(out, 0.0) * out_scale
     with np.errstate(all="ignore"):
-        room = 2 * STEP[out] * np.abs(exact) + least + ACCUMULATED * magnitude
+        room = ROUNDING[out] * np.abs(exact) + least + ACCUMULATED * magnitude
         room[np.abs(exact) > 6e4] = np.inf if out == "float16" else room[np.abs(exact) > 6e4]
         wrong = np.argwhere(~(np.abs(wide - exact) <= room))
     if len(wrong):

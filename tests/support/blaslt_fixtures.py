@@ -2,7 +2,8 @@
 
 import pytest
 
-from support.blaslt_tools import H200, MI300, Stub, build, forget, pretend
+from support.blaslt_tools import Stub, build, forget, pretend
+from support.targets import H200, MI300
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Launches of a product by a recording library, and the addresses of their operands."""
 
 from fp8core.kernels.gemm.blaslt import matmul
-from support.blaslt_tools import H200, MI300
+from support.targets import H200, MI300
 
 TARGETS = {"cuda": H200, "hip": MI300}
 

@@ -15,13 +15,7 @@ from fp8core.kernels.gemm.blaslt import query as blaslt_heuristic
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ScaledMm, Target
 from fp8core.runtime import capture, device, loaded
-
-H200 = Target("cuda", 90, 0, 132, 32, 232448)
-ADA = Target("cuda", 89, 0, 142, 32, 101376)
-AMPERE = Target("cuda", 80, 0, 108, 32, 166912)
-BLACKWELL = Target("cuda", 100, 0, 148, 32, 232448)
-MI300 = Target("hip", 0x942, 0, 304, 64, 65536)
-MI350 = Target("hip", 0x950, 0, 256, 64, 163840)
+from support.targets import H200, MI300
 
 MODES = {
     "tensor": ("tensor", "tensor", (0, 0), (0, 0)),

@@ -9,11 +9,11 @@ import pytest
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.problem import ITEMSIZE, ScaledMm
 from fp8core.runtime import device
+from support.products import EXACT, FAST
+from support.sm90_products import decode, wide
 
 cp = pytest.importorskip("cupy")
 
-EXACT, FAST = 2.0e-3, 3.0e-3
-"""The relative Frobenius error that the specification allows, without and with fast accumulation."""
 POISON = 0xA5
 
 
@@ -22,22 +22,10 @@ def e4m3():
     return "float8_e4m3fnuz" if fnuz else "float8_e4m3fn"
 
 
-def decode(codes, name):
-    table = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, name)).astype(np.float64)
-    return cp.asarray(table)[codes]
-
-
 def codes(rng, rows, cols, ld, name):
     """Return random finite codes ``[rows, cols]`` with a row stride of ``ld``."""
     values = rng.standard_normal((rows, ld), np.float32) * 8
     return cp.asarray(values.astype(getattr(ml_dtypes, name)).view(np.uint8))[:, :cols]
-
-
-def wide(storage, name):
-    """Return 16-bit or fp32 storage as float64."""
-    if name == "bfloat16":
-        return (storage.view(cp.uint16).astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
-    return storage.view({"float16": cp.float16, "float32": cp.float32}[name]).astype(cp.float64)
 
 
 def blocks(extent):
@@ -183,9 +171,8 @@ def error(got, want):
 
 
 def able(made):
-    return [
-        v.kernel for v in SCALED_MM.explain(made.problem).verdicts if v.status in ("chosen", "able", "not preferred")
-    ]
+    """Return the names of the kernels that can run a problem."""
+    return [kernel.name for kernel in SCALED_MM.ranking(made.problem)]
 
 
 def check(made, row):

@@ -1,7 +1,8 @@
 """A product of hipBLASLt, launched on streams of the stub, and the handle of each launch."""
 
 from fp8core.kernels.gemm.blaslt.mapping import product
-from support.blaslt_tools import FIRST_RUN, MI300, problem
+from support.blaslt_tools import FIRST_RUN, problem
+from support.targets import MI300
 
 OURS = product(problem(target=MI300))
 ONE, TWO, THREE = 0x7000, 0x8000, 0x9000

@@ -81,9 +81,10 @@ def widened(x: np.ndarray) -> np.ndarray:
 
 
 def power_of_two_above(scale: np.ndarray) -> np.ndarray:
-    """Return scales rounded up to powers of two, computed from their bits."""
-    bits = scale.astype(np.float32).view(np.uint32)
-    return (((bits >> 23) + ((bits & 0x7FFFFF) != 0)) << 23).astype(np.uint32).view(np.float32)
+    """Return scales rounded up to powers of two, the smallest of which is 2**-126; 0 and infinity stay."""
+    fraction, exponent = np.frexp(scale)
+    above = np.ldexp(np.float32(1), exponent - (fraction == 0.5))
+    return np.where((scale == 0) | np.isinf(scale), scale, np.fmax(above, SMALLEST_NORMAL))
 
 
 def spread(scale: np.ndarray, group_shape: tuple[int, int], shape: tuple[int, int]) -> np.ndarray:

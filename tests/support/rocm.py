@@ -15,10 +15,9 @@ import pytest
 from fp8core.interop import dlpack_capsule
 from fp8core.runtime import compiler, device, launches, loaded
 from fp8core.runtime.args import Float32, Int32, Pointer
-from support.problems import TARGETS
+from support.targets import MI300, TARGETS
 
 HIP = [target for target in TARGETS if target.platform == "hip"]
-MI300 = next(target for target in HIP if target.arch == 0x942)
 CACHED = (
     device.cupy,
     device._survey,

@@ -9,11 +9,11 @@ import pytest
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import tensor_maps
-from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.problem import ITEMSIZE, ScaledMm
 from fp8core.runtime import device, jit
 from support.recorder import Recorder
+from support.targets import H200
 
-H200 = Target("cuda", 90, 0, 132, 32, 227 << 10)
 FORMATS = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
 MODES = [*itertools.product(("tensor", "row"), repeat=2), ("group", "block"), ("group", "group")]
 OUTS = [(1000, 1000, 1), (1000, 1002, 0), (1000, 1004, 0), (1000, 1004, 2), (1000, 1008, 4), (999, 1001, 1)]
@@ -63,6 +63,7 @@ def asked(monkeypatch):
 
 
 def decode(codes, name):
+    """Return codes on device 0 as float64."""
     import ml_dtypes
 
     cp = device.cupy()
@@ -70,9 +71,10 @@ def decode(codes, name):
 
 
 def wide(storage, name):
+    """Return 16-bit or fp32 storage as float64."""
     cp = device.cupy()
     if name == "bfloat16":
-        return (storage.astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
+        return (storage.view(cp.uint16).astype(cp.uint32) << 16).view(cp.float32).astype(cp.float64)
     return storage.view({"float16": cp.float16, "float32": cp.float32}[name]).astype(cp.float64)
 
 

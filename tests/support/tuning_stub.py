@@ -9,7 +9,8 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.runtime import device, jit
 from fp8core.tuning import files, values
 from support.blaslt_fixtures import built  # noqa: F401
-from support.blaslt_tools import H200, forget, pretend, problem
+from support.blaslt_tools import forget, pretend, problem
+from support.targets import H200
 
 FAR = float("inf")
 PROBLEM = problem(m=96)

@@ -1,5 +1,5 @@
-// Grouped products of anything: a block a tile of a group (mma_tile.cuh). The grid has a block for every tile that there
-// can be.
+// Grouped products of anything: a block a tile of a group (mma_tile.cuh). The grid has a block for every tile that
+// there can be.
 #pragma once
 #include "../grouped_tiles.cuh"
 #include "mma_tile.cuh"

@@ -1,8 +1,8 @@
 // A tile of a product of many rows, any m, n, k >= 0, any address, stride and format: out[m, n] = round(scale_a *
 // (scale_b * acc) + bias), where acc is the sum over k of a[m, k] * b[n, k] in fp32. The GPU's FP8 matrix instructions
 // multiply the codes; if it has none for the formats, codes become 16-bit floats on their way into shared memory,
-// exactly. With BLOCKED scales the sum of every 128 of k is scaled before it is added: acc = sum of scale_a * (scale_b *
-// partial). With PROMOTED alone it is added in fp32 without a scale.
+// exactly. With BLOCKED scales the sum of every 128 of k is scaled before it is added: acc = sum of scale_a * (scale_b
+// * partial). With PROMOTED alone it is added in fp32 without a scale.
 //
 // A block makes a tile of ROWS x COLS, each of its warps WARP_ROWS x WARP_COLS tiles of 16 x 16 of it, in steps of
 // DEPTH of k (which divides 128), through two buffers in shared memory. Rows past m and n load the last row again, and
@@ -97,7 +97,7 @@ DEVICE void for_each_sum(const Visit& visit) {
             for (int e = 0; e < SUMS; ++e) visit(i, j, e);
 }
 
-// Makes the tile from ``origin`` on, once the kernels before have ended.
+// Makes the tile from `origin` on, once the kernels before have ended.
 DEVICE void make_tile(TileOrigin origin, const byte* a, long long lda, const byte* b, long long ldb,
                       const float* scale_a, long long scale_a_row, long long scale_a_k, const float* scale_b,
                       long long scale_b_row, long long scale_b_k, const void* bias, void* out, long long ldo, int m,

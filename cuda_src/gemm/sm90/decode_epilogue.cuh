@@ -152,13 +152,13 @@ DEVICE void store_result(void* to, uint4 v) {
     else *(uint4*)to = v;
 }
 
-// Returns a number whose divisors are the common alignments, in bytes, of rows at ``to`` that are ``ldo`` 16-bit
+// Returns a number whose divisors are the common alignments, in bytes, of rows at `to` that are `ldo` 16-bit
 // elements apart: if 16 divides it, 16-byte vectors may be stored.
 DEVICE unsigned alignment_of(const void* to, long long ldo) { return (unsigned)(size_t)to | 2 * (unsigned)ldo; }
 
 // Calls visit(i, index, exists) for each sum i of a lane: the index of its element in the result, and whether the
-// result has that element and the warp ``owned`` its unit. ``first`` is the lane's channel of the first unit, and that
-// of the second is ``unit_stride`` further. Additions instead of products give the rows' indices.
+// result has that element and the warp `owned` its unit. `first` is the lane's channel of the first unit, and that
+// of the second is `unit_stride` further. Additions instead of products give the rows' indices.
 template <class C, class Visit>
 DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int unit_stride, int m, int n, int lane,
                          const Visit& visit) {
@@ -172,8 +172,8 @@ DEVICE void each_element(const bool (&owned)[2], long long ldo, int first, int u
                   owned[i / 2] && i % 2 < left && first + i / 2 * unit_stride < n);
 }
 
-// Stores the ``owned`` units of a warp one result at a time, as float32, rounded to 16 bits, or encoded to FP8.
-// ``first``: as above.
+// Stores the `owned` units of a warp one result at a time, as float32, rounded to 16 bits, or encoded to FP8.
+// `first`: as above.
 //
 // With two residues a lane has neighbouring channels. Pairs of lanes exchange results, so that each store of theirs
 // writes neighbours, which share a sector.
@@ -202,7 +202,7 @@ DEVICE void store_each(float (&sums)[C::sums], const bool (&owned)[2], void* to,
     });
 }
 
-// Stores the ``owned`` units of a warp, 16 neighbouring channels from ``base`` on, rounded to 16 bits.
+// Stores the `owned` units of a warp, 16 neighbouring channels from `base` on, rounded to 16 bits.
 template <class C>
 DEVICE void store_pairs(const float (&sums)[C::sums], const bool (&owned)[2], void* to, long long ldo, int base, int m,
                         int n, int lane) {
@@ -241,8 +241,8 @@ DEVICE void store_pairs(const float (&sums)[C::sums], const bool (&owned)[2], vo
     }
 }
 
-// For sm90_decode_rows: rounds and stores a warp's results of ``count`` units, from ``channel`` on. A lane has of each
-// unit two channels of ``row`` and of ``row`` + 8.
+// For sm90_decode_rows: rounds and stores a warp's results of `count` units, from `channel` on. A lane has of each
+// unit two channels of `row` and of `row` + 8.
 template <class C, int count>
 DEVICE void store_units(const float (&values)[4 * count], void* to, long long ldo, int row, int channel, int m, int n,
                         int lane) {

@@ -3,19 +3,19 @@
 #include "quantize_rows.cuh"
 #include "../generic/codes.cuh"
 
-// Loads the aligned 16-byte words that hold the first 16 of ``left`` codes. Words are read whole, as by TMA.
+// Loads the aligned 16-byte words that hold the first 16 of `left` codes. Words are read whole, as by TMA.
 DEVICE void load_words(CodeVectors<false, 1>& vectors, const byte* from, int left) {
     const int off = off_word(from);
     vectors.words[0] = left > 0 ? load16(from - off) : Vector16{0, 0, 0, 0};
     vectors.words[1] = left > VECTOR_BYTES - off ? load16(from - off + VECTOR_BYTES) : Vector16{0, 0, 0, 0};
 }
 
-// THREADS threads load the codes of the ``k_blocks`` k-blocks that their block multiplies, from ``first`` on, into
+// THREADS threads load the codes of the `k_blocks` k-blocks that their block multiplies, from `first` on, into
 // tiles of SIDE rows x 128 columns, with zeros in columns past the end of a row; rows past the last keep what they
-// have. ``from.vecs`` counts the codes of a row. A thread keeps the loads of BATCH words in flight.
+// have. `from.vecs` counts the codes of a row. A thread keeps the loads of BATCH words in flight.
 //
-// There are three steps, so that a thread can do other work while its loads are in flight: ``begin`` computes the
-// addresses, before a may be read, ``request`` issues the first loads, and ``store`` writes the tiles.
+// There are three steps, so that a thread can do other work while its loads are in flight: `begin` computes the
+// addresses, before a may be read, `request` issues the first loads, and `store` writes the tiles.
 template <int THREADS, int SIDE, int BATCH>
 class LooseRows {
     const WideRows& from;
@@ -59,13 +59,13 @@ public:
         }
     }
 
-    // ``scales``: of the rows, ``stride`` apart, or null.
+    // `scales`: of the rows, `stride` apart, or null.
     DEVICE void request(const float* scales, long long stride) {
         load();
         if (scales && threadIdx.x < SIDE) scale = scales[min_int((int)threadIdx.x, from.rows - 1) * stride];
     }
 
-    // ``scales`` receives a scale per row.
+    // `scales` receives a scale per row.
     DEVICE void store(char* tiles, float* scales) {
         if (threadIdx.x < SIDE) scales[threadIdx.x] = scale;
 #pragma unroll 1

@@ -1,5 +1,5 @@
-// Products of many rows on sm_90a: out[m, n] = round(scales * (a[m, k] @ weight[n, k]^T) + bias). tiled_block.cuh has the
-// pipeline, tiled_constants.cuh the constants.
+// Products of many rows on sm_90a: out[m, n] = round(scales * (a[m, k] @ weight[n, k]^T) + bias). tiled_block.cuh has
+// the pipeline, tiled_constants.cuh the constants.
 //
 // The caller owes: tensor maps of uint8, zero fill out of bounds, boxes of COLUMNS / CLUSTER rows (weight) and of a
 // tile's rows, at most m rounded up to 8 (a), x 128 columns, 128-byte swizzle; a map of the scales of a, as words,

@@ -157,7 +157,7 @@ DEVICE void prefetch_ahead(const TensorMap* map, int k_block, int k_blocks, int 
         tile_prefetch(map, k_block * BLOCK_K, row);
 }
 
-// Called by one thread: loads the tiles of one operand, ``rows`` rows into each stage of ``bytes``. With those of a it
+// Called by one thread: loads the tiles of one operand, `rows` rows into each stage of `bytes`. With those of a it
 // also loads their scales if TMA does that, or, with separate_scale_thread, only expects their bytes. The blocks of a
 // cluster each load a part of the rows that they share (of the weight; of a, if grouped), and multicast it to all of
 // them. Peers release a block's stages by arriving at its barriers: the block may exit only when it has seen the last

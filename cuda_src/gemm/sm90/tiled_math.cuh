@@ -150,7 +150,7 @@ struct TileMath {
         begin(products, at, 0, false);
     }
 
-    // Adds the scaled products of a k-block to a slice's sums. The ``first_channels`` have the weight's first scale.
+    // Adds the scaled products of a k-block to a slice's sums. The `first_channels` have the weight's first scale.
     template <int first_channels>
     DEVICE void promote(float (&into)[C::sums], const float (&of_block)[C::sums], const float (&a)[2],
                         const Scales& scales, const Place& here) {

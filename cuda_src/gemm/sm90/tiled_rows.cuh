@@ -43,7 +43,7 @@ struct TileRows {
     }
     DEVICE int bytes_from(int column) const { return min_int(n - column, C::piece_columns) * C::element_bytes; }
 
-    // Stores this warp's 16 rows of a piece from ``row`` and ``column`` on, in vectors that are aligned in the result,
+    // Stores this warp's 16 rows of a piece from `row` and `column` on, in vectors that are aligned in the result,
     // each joined from two of the buffer; a lane has those of several rows at a time. What is left of a row, less than
     // a vector before these and less than one after them, together one unless the result ends in the piece, is stored
     // by elements.

@@ -23,7 +23,7 @@ struct TileStore {
         else return make_float2(half_to_float((unsigned short)pair), half_to_float((unsigned short)(pair >> 16)));
     }
 
-    // Rounds this warp's 16 rows of a piece into ``buffer``; a thread's sums of them begin with ``first``. The buffer
+    // Rounds this warp's 16 rows of a piece into `buffer`; a thread's sums of them begin with `first`. The buffer
     // holds the addends at the places of the results.
     template <class Value>
     DEVICE void stage(unsigned buffer, const Value& value, int slice, int first) const {
@@ -66,7 +66,7 @@ struct TileStore {
         }
     }
 
-    // Loads the addends of the round that begins at piece ``round`` of the warpgroup's slices into the buffers, once
+    // Loads the addends of the round that begins at piece `round` of the warpgroup's slices into the buffers, once
     // the stores before have read these.
     DEVICE void load_round(int round, int first_row, int slice_step, int first_column) const {
         if (!C::store_tiles || warp != 0 || rows.lane != 0) return;
@@ -93,7 +93,7 @@ struct TileStore {
         else threads_sync(barrier, 128);
     }
 
-    // Stores pieces FIRST to END of the warpgroup's slices, which are ``slice_step`` rows apart from ``first_row`` on,
+    // Stores pieces FIRST to END of the warpgroup's slices, which are `slice_step` rows apart from `first_row` on,
     // in rounds of as many pieces as there are buffers. The next round with the same buffers, which may be of another
     // tile, waits for the stores of a round. A kernel that accumulates stores all pieces in one call, and has called
     // `load_round` for the first of them.

@@ -51,6 +51,14 @@ LEAST_STAGES: Final = 3
 PINGPONG_STAGES: Final = 5
 """Least stages of ping-pong tiles, where a warpgroup may wait for its buffers while the other multiplies. One fewer is
 enough if stores wait longer (`Layout.of`)."""
+RING_ALIGNMENT: Final = 1024
+"""The ring begins at a multiple of these bytes in dynamic shared memory, as tiles with a 128-byte swizzle have to."""
+STAGE_BARRIER_BYTES: Final = 16
+"""Of the two barriers of a stage, full and empty."""
+STATIC_BYTES: Final = 224
+"""The most static shared memory of `make_tiles` (tiled_block.cuh) that depends on no tile: up to 7 barriers of vectors,
+one of the parts of k and 2 origins of tiles are 104 bytes, and padding up to 120, as the stages' scales are aligned to
+128."""
 
 
 class Layout(NamedTuple):
@@ -78,16 +86,17 @@ class Layout(NamedTuple):
         piece = staged_piece(tile, ITEMSIZE[problem.out])
         words = tile.rows + (tile.columns if scales == "group" else 32) if along_k else 1
         vectors = (0 if along_k else tile.rows + tile.columns) + (tile.columns if problem.bias else int(along_k))
-        left = problem.target.shared_bytes - 1024 - 4 * 2 * vectors - 224 - 4 * tile.received - table_bytes
+        static_bytes = STATIC_BYTES + 4 * 2 * vectors + table_bytes
+        left = problem.target.shared_bytes - static_bytes - RING_ALIGNMENT - 4 * tile.received
         pieces = tile.m_slices * row_bytes // piece
         stores_wait = problem.beta != 0 or ITEMSIZE[problem.out] == 4  # for loads of addends, or for many pieces
         least = PINGPONG_STAGES - stores_wait if tile.pingpong else LEAST_STAGES
         for buffers in (number for number in range(pieces, 0, -1) if pieces % number == 0):
             staging = tile.groups * buffers * STAGED_ROWS * piece
-            stages = (left - staging) // (tile.stage_bytes + 4 * words + 16)
+            stages = (left - staging) // (tile.stage_bytes + 4 * words + STAGE_BARRIER_BYTES)
             if stages >= least:
                 break
-        return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 4 * tile.received + 1024)
+        return cls(stages, piece, buffers, stages * tile.stage_bytes + staging + 4 * tile.received + RING_ALIGNMENT)
 
 
 def loads_scale_tiles(problem: ScaledMm) -> bool:
