@@ -27,7 +27,7 @@ CODE_US: Final = 0.003672
 """Time of a warp of generic_decode per column of its part of k: a pass takes no less, however small the weight is."""
 CODE_ROW_US: Final = 0.0001496
 """Addition to `CODE_US` per row of a panel."""
-PASS_OVERLAP: Final = 14.82
+PASS_OVERLAP: Final = 14.84
 """Exponent of the norm that combines the two times, which overlap (`overlapped_us`)."""
 PASS_UNALIGNED: Final = 2.373
 """Factor on passes if rows of codes are not aligned."""
@@ -43,17 +43,17 @@ TILE_UNALIGNED: Final = 1.353
 """Factor on tiles if rows of codes are not aligned."""
 TILE_BLOCKWISE: Final = 1.135
 """Factor on tiles with scales that change along k."""
-COPY_US: Final = 1.992
+COPY_US: Final = 2.001
 """The least time of the launches of realigned beside the product, however little they copy."""
-COPY_OVERLAP: Final = 1.445
+COPY_OVERLAP: Final = 1.456
 """Exponent of the norm that combines it with the time of the copied bytes (`overlapped_us`)."""
-COPIED_BYTES_A_US: Final = 3.564e6
+COPIED_BYTES_A_US: Final = 3.55e6
 """Bytes per microsecond that copies read and write."""
-PAD_US: Final = 3.433
+PAD_US: Final = 3.405
 """Time of the launches of cublaslt_pad_m beside the product."""
-SPLIT_M_US: Final = 3.616
+SPLIT_M_US: Final = 3.636
 """Time of the launch of cublaslt_split_m before its products."""
-EPILOGUE_US: Final = 3.835
+EPILOGUE_US: Final = 3.833
 """Time of the launch of cublaslt_epilogue after the product."""
 FITTED: Final = (
     *("PASS_START_US", "PASS_BYTES_A_US", "PASS_ROW", "CODE_US", "CODE_ROW_US", "PASS_OVERLAP", "PASS_UNALIGNED"),

@@ -86,12 +86,20 @@ def leaves_registers(one: ScaledMm, tile: Tile) -> bool:
     return not (two_sets and scales == "block" and full and one.bias)
 
 
+FOR_EVEN_WAVES: Final = 80, 112
+"""Channels of tiles that gain where all multiprocessors get equally many of them: no candidates, as groups of unknown
+sizes have no such number of tiles."""
+
+
 def candidates(p: GroupedMm) -> tuple[Tile, ...]:
     """Return the tiles that a block makes alone and whole, with one slice for a warpgroup, which it can skip."""
     return tuple(
         tile
         for tile in tiled_cost.tiles(p.product)
-        if tile.cluster == tile.m_slices == 1 and not tile.pingpong and leaves_registers(p.product, tile)
+        if tile.cluster == tile.m_slices == 1
+        and not tile.pingpong
+        and tile.columns not in FOR_EVEN_WAVES
+        and leaves_registers(p.product, tile)
     )
 
 

@@ -16,20 +16,20 @@ from fp8core.problem import BLOCK
 
 MEASURED_VERSIONS: Final = range(130100, 130200)
 """Versions of cuBLASLt whose algorithms were timed."""
-LAUNCH_US: Final = 3.316
+LAUNCH_US: Final = 3.315
 """Time of a launch and of filling the pipeline, if weights come from memory."""
-PRODUCT_US: Final = 1.563e-5
+PRODUCT_US: Final = 1.565e-5
 """Time of a multiprocessor per result of a tile and k-block of 128."""
-BLOCKWISE: Final = 1.02
+BLOCKWISE: Final = 1.023
 """Factor on that with scales that change along k."""
 COOPERATIVE: Final = 1.065
 """Factor on a k-block of a tile that all consumers of a block share: they multiply nothing during its epilogue."""
-LOAD_US: Final = 0.0007951
+LOAD_US: Final = 0.0007954
 """Time of a multiprocessor per row of 128 codes that it loads while all of them load. Blocks of a cluster share the
 loads of rows that they have in common."""
-DELIVERY_US: Final = 0.0005899
+DELIVERY_US: Final = 0.0005902
 """Addition per row that arrives in a multiprocessor's shared memory, whichever block loads it."""
-UNALIGNED: Final = 0.4518
+UNALIGNED: Final = 0.4515
 """Fraction by which loads take longer if rows do not begin at multiples of `SECTOR` bytes."""
 SECTORS: Final = 0.1708
 """The same if they do, but not at multiples of 128."""
@@ -37,28 +37,28 @@ SECTOR: Final = 32
 """Bytes that L2 reads together."""
 ZEROS: Final = 2.303
 """Each row of a tile beyond those of a, which TMA fills with zeros, counts as so many further rows."""
-SHARED_US: Final = 0.0002895
+SHARED_US: Final = 0.00029
 """Time of a multiprocessor per row of 128 codes that `wgmma` reads from shared memory, or that is written there."""
 K_BLOCK_US: Final = 0.02011
 """Time per k-block, whatever the tile."""
 ROUND_US: Final = 0.2345
 """Time of a tile's epilogue, whatever its size."""
-RESULT_US: Final = 6.288e-5
-VECTOR_RESULT_US: Final = 1.152e-5
+RESULT_US: Final = 6.284e-5
+VECTOR_RESULT_US: Final = 1.153e-5
 BLOCKWISE_RESULT_US: Final = 1.667e-5
 """Time of a tile's epilogue per result, and additions to it with scales per row and channel and with scales along k."""
-BESIDE: Final = 2.632
+BESIDE: Final = 2.631
 """Factor on a tile's epilogue while another tile is multiplied."""
-HEAT: Final = 0.4372
-BLOCKWISE_HEAT: Final = 0.5476
+HEAT: Final = 0.4369
+BLOCKWISE_HEAT: Final = 0.5483
 """Fraction by which k-blocks take longer in a product of many rounds, as the clock falls; with few rounds, less."""
-HOT_US: Final = 47.75
+HOT_US: Final = 47.72
 """Time of k-blocks after which half of that fraction applies."""
 WHOLE_ROUNDS: Final = 1.082
 """Share of the time that grows with whole rounds; the rest grows with tiles."""
 BYTES_A_US: Final = 4.149e6
 """Memory bandwidth, in bytes per microsecond."""
-OVERLAP: Final = 4.408
+OVERLAP: Final = 4.402
 """Exponent of the norm that combines the overlapping times (`overlapped_us`) of the memory, of the loads and of the
 multiprocessors."""
 COUNTER_US: Final = 2.704
