@@ -113,7 +113,14 @@ def test_a_thread_that_could_not_be_started_is_started_by_the_next_call(starting
     assert len(starting.made) == 2
 
 
-def test_an_interrupt_amid_the_start_lets_no_call_start_a_second_thread(starting):
+@pytest.fixture
+def interruptible():
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    yield
+    signal.signal(signal.SIGINT, usual)
+
+
+def test_an_interrupt_amid_the_start_lets_no_call_start_a_second_thread(starting, interruptible):
     """Two threads would drop the same owners, and nothing would end the first before the interpreter."""
     starting.behind = lambda: signal.raise_signal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
