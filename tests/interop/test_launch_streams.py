@@ -12,9 +12,9 @@ from fp8core.core.operation import Operation
 from fp8core.errors import DeviceError
 from fp8core.interop import LaunchStream, dlpack, dlpack_capsule
 from fp8core.runtime import device, streams
-from support.targets import TARGETS
+from support.targets import AMPERE
 
-TARGET = next(target for target in TARGETS if target.platform == "cuda")
+TARGET = AMPERE
 CURRENT, CAPTURED = 0, 0xC00
 CUPYS = SimpleNamespace(ptr=CURRENT)
 """CuPy's current stream."""

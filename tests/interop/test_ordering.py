@@ -15,9 +15,9 @@ from fp8core.errors import DeviceError
 from fp8core.interop import Framework, Result, TensorView, frameworks, order_after, order_before
 from fp8core.problem import HOST
 from fp8core.runtime import device, graph_memory, streams
-from support.targets import TARGETS
+from support.targets import AMPERE
 
-TARGET = next(target for target in TARGETS if target.platform == "cuda")._replace(device=1)
+TARGET = AMPERE._replace(device=1)
 LAUNCH = 0x100
 
 

@@ -11,9 +11,9 @@ from fp8core import Float8Array, interop
 from fp8core.errors import DeviceError, DTypeError, LayoutError
 from fp8core.interop import cuda_array, dlpack_capsule
 from fp8core.runtime import device, streams
-from support.targets import TARGETS
+from support.targets import AMPERE
 
-TARGET = next(target for target in TARGETS if target.platform == "cuda")
+TARGET = AMPERE
 CURRENT, OWN = 0x100, 0x200
 
 

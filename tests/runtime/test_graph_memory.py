@@ -10,9 +10,9 @@ import pytest
 from fp8core.errors import BackendError
 from fp8core.runtime import capture, device, graph_memory
 from support.graph_driver import driver, pool  # noqa: F401
-from support.targets import TARGETS
+from support.targets import AMPERE
 
-TARGET = next(target for target in TARGETS if target.platform == "cuda")
+TARGET = AMPERE
 
 
 def test_a_capture_has_a_number_and_a_graph(driver):

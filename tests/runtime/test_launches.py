@@ -5,10 +5,10 @@ from contextlib import nullcontext
 
 import pytest
 
-from fp8core.problem import Target
 from fp8core.runtime import compiler, device, launches
+from support.targets import H200
 
-TARGET = Target("cuda", 90, 1, 132, 32, 232448)
+TARGET = H200._replace(device=1)
 
 
 class Driver:

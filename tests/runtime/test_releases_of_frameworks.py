@@ -13,7 +13,7 @@ from fp8core import interop
 from fp8core.interop import TensorView, cuda_array, dlpack_capsule, jax_arrays
 from fp8core.runtime import capture, device, streams
 from support.releases import SECONDS, Owner, Stream, _freed, kept  # noqa: F401
-from support.targets import TARGETS
+from support.targets import AMPERE
 
 # memory of JAX
 
@@ -152,7 +152,7 @@ def test_the_stream_of_the_thread_that_launched_is_asked_about_wherever_the_view
     monkeypatch.setattr(streams, "join", lambda waiting, awaited, ordinal: None)
     monkeypatch.setattr(capture, "exchange", lambda mode: None)
     monkeypatch.setattr(device, "make_current", lambda ordinal: None)
-    target = next(target for target in TARGETS if target.platform == "cuda")
+    target = AMPERE
     capsule = Owner()
     freed = capsule.freed
     if exporter == "dlpack":
