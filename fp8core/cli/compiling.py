@@ -35,13 +35,14 @@ def compile(  # noqa: A001 - the name of the command
     from fp8core.errors import BackendError
     from fp8core.runtime import ahead, kernel_cache
 
-    place = _target(target)
     asked = layers_asked(model, shapes, rows, scheme)
-    mixtures = [(m, mixture) for mixture in _mixtures(model, asked.of_model) for m in asked.rows]
+    place = _target(target)
     ahead.check_compiler(place)
     refusal = kernel_cache.refusal()
     if refusal is not None:
         raise BackendError(f"compiled kernels cannot be kept in {kernel_cache.folder()}: {refusal}")
+    asked.show(model)
+    mixtures = [(m, mixture) for mixture in _mixtures(model, asked.of_model) for m in asked.rows]
     with warnings_as_lines():
         kernels = kernels_of(asked.layers, dtype, place, mixtures)
         wanted = ahead.missing(kernels)

@@ -38,9 +38,16 @@ class Selection(NamedTuple):
     rows: list[int]
     """The numbers of rows for the model."""
 
+    def show(self, model: Path | None) -> None:
+        """Print what the model has, if one was given."""
+        if model is not None:
+            weights = count(sum(map(len, self.of_model.values())), "weight")
+            numbers = count(len(self.rows), "number")
+            line(f"{model}: {weights} of {count(len(self.of_model), 'shape')}, {numbers} of rows each")
+
 
 def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme: SchemeName) -> Selection:
-    """Return the linear layers that the options name; print what the model has."""
+    """Return the linear layers that the options name."""
     from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 
     if model is None and not shapes:
@@ -50,8 +57,6 @@ def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme
     layers: dict[LayerShape, list[str]] = {}
     if model is not None:
         layers = layers_of(model, scheme)
-        weights = count(sum(map(len, layers.values())), "weight")
-        line(f"{model}: {weights} of {count(len(layers), 'shape')}, {count(len(numbers), 'number')} of rows each")
         asked += [(m, layer) for layer in layers for m in numbers]
     return Selection(asked, layers, numbers)
 

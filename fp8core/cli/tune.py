@@ -39,12 +39,14 @@ def tune(
     from fp8core.tuning.shapes import layer_product, tuned
 
     SCALED_MM.before = None  # do not load the file in $FP8CORE_TUNINGS: it is read below, if it exists
-    asked = layers_asked(model, shapes, rows, scheme).layers
+    asked = layers_asked(model, shapes, rows, scheme)
     if device.count() == 0:
         raise UnsupportedProblemError(f"tune needs a GPU, whose kernels it times, got none: {device.why_none()}")
-    products = list(dict.fromkeys(layer_product((m, of.n, of.k), of.scheme, dtype, **of.options) for m, of in asked))
+    asked_for = (layer_product((m, of.n, of.k), of.scheme, dtype, **of.options) for m, of in asked.layers)
+    products = list(dict.fromkeys(asked_for))
     file = out or tunings_file()
     check_writable(file)
+    asked.show(model)
     with warnings_as_lines():
         known = set() if again else _known(file)
     wanted = [product for product in products if product not in known]

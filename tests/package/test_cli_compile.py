@@ -197,6 +197,7 @@ def test_there_are_no_more_processes_than_cores_that_may_be_used(monkeypatch):
     [
         (("--shapes", "16x64x64"), {}, 2, r"--target: needs sm_80 \(A100\), .*, as there is no GPU here: .*no driver"),
         (("--shapes", "16x64x64", "--target", "host"), {}, 2, r"--target: needs sm_80 \(A100\), .*, got 'host'"),
+        ((), {}, 2, "needs a model or --shapes, got neither"),
         (("--target", "sm_90"), {}, 2, "needs a model or --shapes, got neither"),
         (("--shapes", "16x64", "--target", "sm_90"), {}, 2, "needs m x n x k as in 1,16x4096x4096, got '16x64'"),
         (("--shapes", "16x64x64", "--target", "sm_90", "--jobs", "0"), {}, 2, "Invalid value for '--jobs'"),
@@ -217,7 +218,8 @@ def test_arguments_that_cannot_be_meant_are_refused_before_anything_is_compiled(
 def test_a_folder_that_is_not_used_is_refused_before_anything_is_compiled(fp8core_, tmp_path):
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels").chmod(0o777)
-    code, said, log = fp8core_("--shapes", "16x64x64", "--target", "sm_90")
+    save_file({"up.weight": normal(512, 256)}, tmp_path / "m.safetensors")
+    code, said, log = fp8core_(tmp_path / "m.safetensors", "--target", "sm_90")
     assert (code, said) == (1, "")
     assert f"compiled kernels cannot be kept in {tmp_path}/kernels: " in log
     assert "can be written by others" in log
