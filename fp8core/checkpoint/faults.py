@@ -40,8 +40,8 @@ def header_faults(checkpoint: Checkpoint) -> Iterator[Fault]:
             yield Fault(layer.repeated[-1], "scale left over", fault)
         elif fault:
             yield Fault(layer.weight.name, "scale missing" if layer.scale is None else "scale shape", fault)
-        if layer.input_scale is not None and layer.input_fault():
-            yield Fault(layer.input_scale.name, "scale shape", layer.input_fault())
+        if layer.input_scale is not None and (input_fault := layer.input_fault()):
+            yield Fault(layer.input_scale.name, "scale shape", input_fault)
     yield from left_over(checkpoint)
     yield from _against_claim(checkpoint)
 

@@ -240,9 +240,11 @@ def _checked(input_scales: Mapping[str, float] | None, scheme: Scheme) -> dict[s
     """Return the scales of activations as Python numbers, after refusing invalid ones."""
     if not isinstance(input_scales, Mapping | None):
         raise CheckpointError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
-    if (input_scales is not None) != scheme.static:
-        got = "none" if input_scales is None else f"{len(input_scales):,} scales for another scheme"
-        raise CheckpointError(f"input_scales needs to be given with scheme static and with no other, got {got}")
+    if scheme.static and input_scales is None:
+        raise CheckpointError("scheme static needs input_scales (--input-scales) with a number per layer, got none")
+    if input_scales is not None and not scheme.static:
+        got = f"{len(input_scales):,} scales for another scheme"
+        raise CheckpointError(f"input_scales (--input-scales) needs scheme static, got {got}")
     scales: dict[str, float] = {}
     for module, given in (input_scales or {}).items():
         scale = static_scale(given)

@@ -53,7 +53,7 @@ def test_an_index_names_the_scales(tmp_path):
 
 
 WRONG = [
-    (None, "input_scales needs to be given with scheme static and with no other, got none"),
+    (None, r"scheme static needs input_scales \(--input-scales\) with a number per layer, got none"),
     ({**SCALES, "absent": 1.0}, "got 'absent': there is no such module"),
     ({**SCALES, "model.embed_tokens": 1.0}, "got 'model.embed_tokens': it stays as it is: embedding"),
     ({**SCALES, MODULES[0]: 0.0}, "needs numbers above 0 that float32 holds, got 0.0"),
@@ -74,7 +74,7 @@ def test_scales_that_cannot_be_meant_are_refused(tmp_path, source, scales, messa
 
 
 def test_scales_belong_to_scheme_static_alone(tmp_path, source):
-    with pytest.raises(CheckpointError, match="with no other, got 4 scales for another scheme"):
+    with pytest.raises(CheckpointError, match=r"\(--input-scales\) needs scheme static, got 4 scales for"):
         plan_checkpoint(source, input_scales=SCALES)
 
 
@@ -94,7 +94,7 @@ def test_the_command_reads_the_scales_from_a_file(tmp_path, source, capsys, monk
     arguments = ["quantize", str(source), str(tmp_path / "out.safetensors"), "--scheme", "static"]
     code, _, err = fp8core(*arguments)
     assert code == 1
-    assert "input_scales needs to be given with scheme static" in err
+    assert "scheme static needs input_scales (--input-scales)" in err
     code, _, err = fp8core(*arguments, "--input-scales", str(tmp_path / "absent.json"))
     assert (code, "absent.json: No such file" in err) == (1, True)
     (tmp_path / "wrong.json").write_text("[1]")

@@ -223,7 +223,7 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
     for name in ("include", "exclude"):  # a string would be the list of its letters
         with pytest.raises(CheckpointError, match=f"{name} needs a list of patterns, got 'lm_head'"):
             Fp8CoreConfig(**{name: "lm_head"})
-    with pytest.raises(CheckpointError, match="input_scales needs to be given with scheme static"):
+    with pytest.raises(CheckpointError, match="scheme static needs input_scales"):
         from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(scheme="static"))
     with pytest.raises(CheckpointError, match=r"matches none; '\*down_proj' matches 2"):
         from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(exclude=["down_proj"]))
