@@ -48,6 +48,9 @@ answered with the usage and `Error: …`. Tables fit the terminal; in a file or 
 | --- | --- |
 | `FP8CORE_CACHE_DIR` | the folder of compiled kernels and of the demo's model; by default in the user's cache folder |
 | `FP8CORE_TUNINGS` | the file of tunings that products use ([tune](../how-to/tune.md#use-the-file)) |
+
+A `~` or `~user` at the beginning of either variable stands for the home folder, also where no shell has expanded it, as
+in an `.env` file. In arguments only the shell expands it.
 """
 
 

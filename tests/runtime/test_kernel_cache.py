@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -183,6 +184,19 @@ def test_the_folder_is_the_users_unless_chosen(monkeypatch):
     assert kernel_cache.folder().parts[-2:] == ("fp8core", "kernels")
     monkeypatch.setenv("FP8CORE_CACHE_DIR", "elsewhere")
     assert kernel_cache.folder() == Path("elsewhere")
+
+
+@pytest.mark.parametrize("user", ["", "root"])
+def test_a_tilde_in_the_variable_is_the_home_folder(user, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", f"~{user}/kernels")
+    home = Path(pwd.getpwnam(user).pw_dir) if user else tmp_path
+    assert kernel_cache.folder() == home / "kernels"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", "~no such user/kernels")
+    assert "there is no such user" in kernel_cache.refusal()
+    assert "there is no such user" in kernel_cache.refusal_to_write()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("raises", [True, False], ids=["raises", "tilde"])
