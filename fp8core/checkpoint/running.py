@@ -8,6 +8,7 @@ from fp8core.checkpoint.extras import Extra
 from fp8core.checkpoint.source import Source
 from fp8core.checkpoint.target import (
     Destination,
+    Identity,
     clear_leftovers,
     destination,
     refuse_without_room,
@@ -49,9 +50,22 @@ def check(work: Work, target: Path, *, force: bool) -> None:
     Raises:
         CheckpointError: the target exists or cannot be written.
     """
+    _checked(work, target, force=force, only_tell=True)
+
+
+def _checked(work: Work, target: Path, *, force: bool, only_tell: bool) -> tuple[Destination, Identity]:
+    """Return the checked target and its identity, if it exists; remove the leftovers of killed runs unless told not to.
+
+    Raises:
+        CheckpointError: the target exists or cannot be written.
+    """
     found = destination(work.source, target, force=force)
-    clear_leftovers(found, only_tell=True)
-    refuse_without_room(found, room(work))
+    try:
+        clear_leftovers(found, only_tell=only_tell)
+        refuse_without_room(found, room(work))
+        return found, found.identity()
+    except OSError as error:
+        raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
 
 
 def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> Destination:
@@ -61,13 +75,7 @@ def run(work: Work, target: Path, *, force: bool, progress: Progress | None) -> 
         CheckpointError: the target exists, now or when all is written, or cannot be written; or the source has changed.
     """
     source = work.source
-    found = destination(source, target, force=force)
-    try:
-        clear_leftovers(found)
-        refuse_without_room(found, room(work))
-        before = found.identity()
-    except OSError as error:
-        raise CheckpointError(f"cannot write {found.given}: {error.strerror or error}") from error
+    found, before = _checked(work, target, force=force, only_tell=False)
     advance = advancing(progress, sum(entry.nbytes for entry in source.entries))
 
     def recheck() -> None:

@@ -70,6 +70,7 @@ def _refuse(source: Source, found: Destination, *, force: bool) -> None:
         raise CheckpointError(f"target needs to be outside of the source {source.path}, got {target}")
     if not there.parent.is_dir():
         raise CheckpointError(f"cannot write {target}: there is no folder {there.parent}")
+    _refuse_unwritable(target, there.parent)
     if not source.is_folder and there.suffix != ".safetensors":
         raise CheckpointError(f"target of a file needs to end in .safetensors, got {target}")
     if os.path.ismount(there):
@@ -95,11 +96,12 @@ def _refuse_folder(found: Destination) -> None:
         working = Path.cwd()
         if there == working or there in working.parents:
             raise CheckpointError(f"cannot replace {target}: it is the current folder, or holds it")
-    files = {
-        str((Path(folder) / name).relative_to(there)): (Path(folder) / name).lstat().st_size
-        for folder, below, names in os.walk(there)
-        for name in (*names, *(one for one in below if (Path(folder) / one).is_symlink()))
-    }
+    files: dict[str, int] = {}
+    for place, below, names in os.walk(there):
+        folder = Path(place)
+        _refuse_unwritable(target, folder)
+        for one in (*names, *(one for one in below if (folder / one).is_symlink())):
+            files[str((folder / one).relative_to(there))] = (folder / one).lstat().st_size
     wrote = _record(there)
     if wrote is None and files:
         raise CheckpointError(
@@ -111,6 +113,12 @@ def _refuse_folder(found: Destination) -> None:
     changed = [name for name, nbytes in (wrote or {}).items() if files.get(name, nbytes) != nbytes]
     if changed:
         raise CheckpointError(f"will not replace {target}: {_some(changed)} changed since fp8core wrote it")
+
+
+def _refuse_unwritable(target: Path, folder: Path) -> None:
+    """Refuse a folder in which no file can be made or removed."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise CheckpointError(f"cannot write {target}: the folder {folder} cannot be written")
 
 
 def _record(folder: Path) -> dict[str, int] | None:
@@ -137,7 +145,7 @@ def refuse_without_room(found: Destination, nbytes: int) -> None:
         )
 
 
-def clear_leftovers(found: Destination, *, only_tell: bool = False) -> None:
+def clear_leftovers(found: Destination, *, only_tell: bool) -> None:
     """Remove leftovers of killed runs with this target, with a warning; refuse a target that a live run is writing.
 
     Raises:
@@ -165,7 +173,7 @@ def clear_leftovers(found: Destination, *, only_tell: bool = False) -> None:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=5)  # reported for the line that called a public function
+    warnings.warn(text, RuntimeWarning, stacklevel=6)  # reported for the line that called a public function
 
 
 def unfinished(source: Source, found: Destination, nbytes: int, error: OSError, before: Identity) -> CheckpointError:

@@ -23,12 +23,14 @@ def leftover(tmp_path, name=HIDDEN):
 
 def test_what_a_killed_run_left_is_named_and_removed(tmp_path, source):
     left = leftover(tmp_path)
-    with pytest.warns(RuntimeWarning, match=rf"{left} was left by a run that was killed: the next one removes it"):
+    with pytest.warns(
+        RuntimeWarning, match=rf"{left} was left by a run that was killed: the next one removes it"
+    ) as told:
         plan_checkpoint(source, tmp_path / "out")
     assert left.exists()
     with pytest.warns(RuntimeWarning, match=rf"{left} was left by a run that was killed: removed") as caught:
         quantize_checkpoint(source, tmp_path / "out")
-    assert caught[0].filename == __file__  # whose line is shown with it
+    assert told[0].filename == caught[0].filename == __file__  # whose line is shown with it
     assert left_in(tmp_path) == ["in", "out"]
 
 

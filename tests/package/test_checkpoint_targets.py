@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8core.checkpoint import quantize_checkpoint, replacing, writing
+from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint, replacing, writing
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import scheme_in, source  # noqa: F401
 from support.checkpoints import left_in, model, normal, read, write
@@ -121,6 +121,39 @@ def test_a_mount_point_is_named(tmp_path, source, monkeypatch):
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
     with pytest.raises(CheckpointError, match="it is a mount point, which cannot be replaced: name a folder in it"):
         quantize_checkpoint(source, tmp_path / "disk", force=True)
+
+
+@pytest.mark.parametrize("unwritable", [".", "out", "out/below"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work_and_by_a_plan(
+    tmp_path, source, monkeypatch, unwritable
+):
+    quantize_checkpoint(source, tmp_path / "out")
+    (tmp_path / "out" / "below").mkdir()
+    access = os.access
+
+    def denied(path, mode, **options):  # and not by chmod: root writes wherever it likes
+        return Path(path) != tmp_path / unwritable and access(path, mode, **options)
+
+    monkeypatch.setattr(os, "access", denied)
+    folder = tmp_path / unwritable
+    for call in (plan_checkpoint, quantize_checkpoint):
+        with pytest.raises(CheckpointError, match=rf"cannot write .*out: the folder {folder} cannot be written"):
+            call(source, tmp_path / "out", scheme="tensor", force=True)
+    assert (scheme_in(tmp_path / "out"), left_in(tmp_path)) == ("channel", ["in", "out"])
+
+
+def test_a_folder_that_cannot_be_listed_is_refused_before_the_work_and_by_a_plan(tmp_path, source, monkeypatch):
+    listed = Path.iterdir
+
+    def denied(path):
+        if path == tmp_path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", denied)
+    for call in (plan_checkpoint, quantize_checkpoint):
+        with pytest.raises(CheckpointError, match=r"cannot write .*out: Permission denied"):
+            call(source, tmp_path / "out")
 
 
 def test_a_configuration_beside_the_target_that_is_no_file_is_not_replaced(tmp_path, source):
