@@ -41,6 +41,8 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 """By safetensors' name: the dtype in NumPy or ml_dtypes."""
 AT_ONCE: Final = 1 << 25
 """The bytes of a tensor that are in memory at a time, unless the rows of one block are more."""
+LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
+"""The beginning of the text that Git LFS has in place of a file that it has not downloaded."""
 ROWS: Final = 128
 """Rows are read in multiples of this number, the height of a 128x128 block."""
 
@@ -97,13 +99,16 @@ def read_header(path: Path) -> Header:
         # Python opens the file first, as the library reports every failure to open as a missing file.
         with os.fdopen(open_regular(path), "rb") as file:
             state = state_of(os.fstat(file.fileno()))
-            size = int.from_bytes(file.read(8), "little")
+            start = file.read(len(LFS_POINTER))
+            size = int.from_bytes(start[:8], "little")
             # The library checks the header, the offsets and the length of the file, but does not expose the offsets.
             with safetensors.safe_open(path, framework="numpy"):
                 pass
+            file.seek(8)
             described = json.loads(file.read(size))
     except safetensors.SafetensorError as error:
-        raise CheckpointError(f"{path} is not a complete safetensors file: {error}") from error
+        reason = "it is a pointer of Git LFS: git lfs pull downloads the file" if start == LFS_POINTER else error
+        raise CheckpointError(f"{path} is not a complete safetensors file: {reason}") from error
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from error
     metadata = described.pop("__metadata__", None) or {}

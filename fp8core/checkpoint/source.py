@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,6 +15,8 @@ from fp8core.errors import CheckpointError
 from fp8core.runtime.regular_files import read_regular
 
 INDEX: Final = "model.safetensors.index.json"
+SHARD: Final = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.safetensors")
+"""The name of a shard, with its number and the number of all shards."""
 
 
 class Source(NamedTuple):
@@ -55,7 +58,7 @@ class Source(NamedTuple):
 
 
 OnFault = Callable[[str, str], None]
-"""Called with a tensor's name and a fault of its entry in the index."""
+"""Called with a tensor's name and a fault of its entry in the index, or with no name and a lack of shards."""
 
 
 def open_source(path: Path) -> Source:
@@ -78,7 +81,7 @@ def scan(path: Path, on_fault: OnFault = _raise) -> Source:
 
     Args:
         path: the file or folder.
-        on_fault: called for each fault of the index; by default the first one is raised.
+        on_fault: called for each fault of the index or of the set of shards; by default the first one is raised.
 
     Raises:
         CheckpointError: a file cannot be read or is damaged.
@@ -106,14 +109,29 @@ def _open(path: Path, on_fault: OnFault, given: str | None = None) -> Source:
     else:
         found = [name for name in names if name.endswith(".safetensors") and not name.startswith(".")]
         files = ["model.safetensors"] if "model.safetensors" in found else found
+        for text in _missing(files):
+            on_fault("", f"{path} {text}")
     if not files:
-        below = sorted(str(one.parent.relative_to(path)) for one in path.glob("*/*.safetensors"))
+        depths = "*/*.safetensors", "snapshots/*/*.safetensors"  # the latter in the cache of huggingface_hub
+        below = sorted(str(one.parent.relative_to(path)) for depth in depths for one in path.glob(depth))
         there = f"; there are some in {', '.join(dict.fromkeys(below))}: give one of these" if below else ""
         raise CheckpointError(f"{path} holds no safetensors file{there}")
     headers = tuple(read_header(path / file) for file in files)
     _check(weight_map, headers, path / index, on_fault)
     extras = tuple(extras_of(path, names, (*files, index), headers))
     return Source(path, headers, read_json(path / CONFIG), weight_map, extras, index)
+
+
+def _missing(files: Sequence[str]) -> Iterator[str]:
+    """Yield which shards are missing of those that the names count, as model-00001-of-00003.safetensors does."""
+    there = set(files)
+    numbered = [match for match in map(SHARD.fullmatch, files) if match]
+    for (stem, total), example in {(match[1], match[3]): match[0] for match in numbered}.items():
+        every = [f"{stem}-{number:05}-of-{total}.safetensors" for number in range(1, int(total) + 1)]
+        missing = [name for name in every if name not in there]
+        if missing:
+            more = f" and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+            yield f"needs the {len(every):,} shards that {example} counts, got none named {missing[0]}{more}"
 
 
 def _index(folder: Path, names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import quantize_checkpoint, writing
+from fp8core.checkpoint import Fault, quantize_checkpoint, verify_checkpoint, writing
 from fp8core.errors import CheckpointError
 from support.checkpoints import GROUPS, left_in, model, normal, shards, source, target, write  # noqa: F401
 
@@ -32,11 +32,13 @@ def not_finite(value):
     return changed(model__layers__1__layer__weight=weight)
 
 
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 DAMAGE = {
     "truncated data": (truncated, "not a complete safetensors file"),
     "truncated header": (lambda path: path.write_bytes(path.read_bytes()[:60]), "not a complete safetensors file"),
     "trailing bytes": (lambda path: path.write_bytes(path.read_bytes() + b"xx"), "not a complete safetensors file"),
     "foreign": (lambda path: path.write_text("PK\x03\x04 a zip, say, and not what it should be"), "not a complete"),
+    "pointer": (lambda path: path.write_text(POINTER), "it is a pointer of Git LFS: git lfs pull downloads the file"),
     "empty": (lambda path: path.write_bytes(b""), "not a complete safetensors file"),
     "missing": (Path.unlink, "cannot read .*: No such file"),
     "fp8 already": (changed(a__weight=np.zeros((4, 4), ml_dtypes.float8_e4m3fn)), "quantized already"),
@@ -153,6 +155,27 @@ def test_a_source_that_is_taken_away_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=rf"cannot read {re.escape(str(second))}: No such file or directory; not"):
         quantize_checkpoint(source, tmp_path / "out", progress=lambda *_: second.unlink(missing_ok=True))
     assert left_in(tmp_path) == ["in"]
+
+
+def test_shards_that_others_count_but_that_are_missing_are_a_fault_without_an_index(tmp_path):
+    source = shards(tmp_path / "in")
+    (source / "model.safetensors.index.json").unlink()
+    quantize_checkpoint(source, tmp_path / "out")
+    for folder in (source, tmp_path / "out"):
+        (folder / "model-00001-of-00002.safetensors").unlink()
+    said = "the 2 shards that model-00002-of-00002.safetensors counts, got none named model-00001-of-00002.safetensors"
+    with pytest.raises(CheckpointError, match=f"in needs {said}$"):
+        quantize_checkpoint(source, tmp_path / "again")
+    assert Fault("", "index", f"{tmp_path / 'out'} needs {said}") in verify_checkpoint(tmp_path / "out").faults
+    only = source / "model-00002-of-00002.safetensors"
+    assert quantize_checkpoint(only, tmp_path / "one.safetensors").quantized
+    for i in (4, 5):
+        only.with_name(f"x-0000{i}-of-00005.safetensors").write_bytes(only.read_bytes())
+    only.unlink()
+    with pytest.raises(
+        CheckpointError, match=r"the 5 shards .*, got none named x-00001-of-00005\.safetensors and 2 more"
+    ):
+        quantize_checkpoint(source, tmp_path / "again")
 
 
 def full(*_):

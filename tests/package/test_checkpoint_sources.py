@@ -49,9 +49,12 @@ def test_weights_in_subfolders_are_copied_and_other_forms_are_left_out_by_name(t
 
 
 def test_a_folder_whose_weights_are_all_below_names_where(tmp_path):
-    (tmp_path / "in" / "unet").mkdir(parents=True)
-    write(tmp_path / "in" / "unet" / "model.safetensors", {"a.weight": normal(4, 4)})
-    with pytest.raises(CheckpointError, match="holds no safetensors file; there are some in unet: give one of these"):
+    places = "unet", "snapshots/0123abcd"  # as in folders of diffusers, and in a cache of downloads
+    for place in places:
+        (tmp_path / "in" / place).mkdir(parents=True)
+        write(tmp_path / "in" / place / "model.safetensors", {"a.weight": normal(4, 4)})
+    said = f"holds no safetensors file; there are some in {', '.join(sorted(places))}: give one of these"
+    with pytest.raises(CheckpointError, match=said):
         quantize_checkpoint(tmp_path / "in", tmp_path / "out")
 
 
