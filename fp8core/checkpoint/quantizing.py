@@ -45,6 +45,19 @@ class Plan(NamedTuple):
         """The verdicts for which `quantize_checkpoint` would refuse the checkpoint."""
         return tuple(verdict for verdict in self.verdicts if verdict.status == "refused")
 
+    @property
+    def refusal(self) -> str:
+        """Why `quantize_checkpoint` would refuse it: a tensor is refused, or no weight would be FP8; else empty."""
+        if self.refused:
+            first, more = self.refused[0], len(self.refused) - 1
+            others = f" ({more} more: see --dry-run or plan_checkpoint)" if more else ""
+            return f"cannot quantize {first.tensor}: {first.reason}{others}"
+        if any(verdict.status == "quantized" for verdict in self.verdicts):
+            return ""
+        reasons = dict.fromkeys(v.reason for v in self.verdicts if len(v.shape) > 1)
+        why = "; ".join(list(reasons)[:4]) or "it has no matrices"
+        return f"{self.source} has no weight to quantize: {why}"
+
 
 class Summary(NamedTuple):
     """The result of a quantization: names of tensors, sizes of the weight files in bytes, and quantization_config.
@@ -92,8 +105,8 @@ def plan_checkpoint(
         force: as for `quantize_checkpoint`.
 
     Raises:
-        CheckpointError: the errors that `quantize_checkpoint` raises before it writes, except that refused tensors are
-            part of the plan (`Plan.refused`).
+        CheckpointError: the errors that `quantize_checkpoint` raises before it writes, except that tensors that are
+            refused, or none that are quantized, are part of the plan (`Plan.refusal`).
 
     Warns:
         RuntimeWarning: files of a killed run are beside the target.
@@ -266,14 +279,8 @@ def _refuse_others(scales: Mapping[str, float], verdicts: Sequence[Verdict]) -> 
 
 def refuse(plan: Plan) -> None:
     """Refuse a plan whose result readers could not load, or that quantizes nothing."""
-    if plan.refused:
-        first, more = plan.refused[0], len(plan.refused) - 1
-        others = f" ({more} more: see --dry-run or plan_checkpoint)" if more else ""
-        raise CheckpointError(f"cannot quantize {first.tensor}: {first.reason}{others}")
-    if not any(verdict.status == "quantized" for verdict in plan.verdicts):
-        reasons = dict.fromkeys(v.reason for v in plan.verdicts if len(v.shape) > 1)
-        why = "; ".join(list(reasons)[:4]) or "it has no matrices"
-        raise CheckpointError(f"{plan.source} has no weight to quantize: {why}")
+    if plan.refusal:
+        raise CheckpointError(plan.refusal)
 
 
 def _work(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> Work:

@@ -68,7 +68,7 @@ def quantize(
     )
     if plan is not None:
         _show_plan(plan)
-        raise typer.Exit(1 if plan.refused else 0)
+        raise typer.Exit(1 if plan.refusal else 0)
     if summary is not None:
         _show(summary, scheme)
 
@@ -140,7 +140,7 @@ def _show_plan(plan: "Plan") -> None:
     tally = Counter(verdict.status for verdict in plan.verdicts)
     refused = f", {tally['refused']:,} refused" if tally["refused"] else ""
     sizes = f"{plan.bytes_before:,} bytes become {plan.bytes_after:,}"
-    after = "nothing would be written" if plan.refused else sizes
+    after = "nothing would be written" if plan.refusal else sizes
     line(f"{tally['quantized']:,} quantized, {tally['kept']:,} kept{refused}: {after}")
 
 

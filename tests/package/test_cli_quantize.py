@@ -120,6 +120,8 @@ def test_a_dry_run_of_what_would_be_refused_is_status_1(fp8core_, tmp_path):
     assert (code, out) == (1, "")
     assert err.startswith("error: cannot quantize layers.0.k_proj.weight: vLLM joins q_proj, k_proj, v_proj")
     assert "(1 more: see --dry-run or plan_checkpoint)" in err
+    code, out, _ = fp8core_("quantize", source, "--dry-run", "--exclude", "*")
+    assert (code, out.splitlines()[-1]) == (1, "0 quantized, 3 kept: nothing would be written")
     assert left_in(tmp_path) == ["in.safetensors"]
 
 
