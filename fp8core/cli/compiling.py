@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def compile(  # noqa: A001 - the name of the command
     model: ModelPath = None,
     shapes: Shapes = None,
-    rows: Rows = "1,16,64,256,1024,4096",
+    rows: Rows = None,
     scheme: SchemeName = "channel",
     dtype: WideDtype = "bfloat16",
     target: Annotated[

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import typer
 
@@ -20,7 +20,11 @@ Shapes = Annotated[
     list[str] | None,
     typer.Option(metavar="MxNxK", help="Products m x n x k: 1,16,64x4096x4096 is three of them; repeatable."),
 ]
-Rows = Annotated[str, typer.Option(metavar="M,M", help="Numbers of rows (m) to take for each of the model's layers.")]
+ROWS: Final = "1,16,64,256,1024,4096"
+Rows = Annotated[
+    str | None,
+    typer.Option(metavar="M,M", help=f"Numbers of rows (m) to take for each layer of MODEL; by default {ROWS}."),
+]
 SchemeName = Annotated[
     Literal["channel", "tensor", "block"],
     typer.Option(help="One scale per output channel, tensor or 128x128 block; an FP8 model has its own."),
@@ -46,14 +50,16 @@ class Selection(NamedTuple):
             line(f"{model}: {weights} of {count(len(self.of_model), 'shape')}, {numbers} of rows each")
 
 
-def layers_asked(model: Path | None, shapes: list[str] | None, rows: str, scheme: SchemeName) -> Selection:
+def layers_asked(model: Path | None, shapes: list[str] | None, rows: str | None, scheme: SchemeName) -> Selection:
     """Return the linear layers that the options name."""
     from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 
     if model is None and not shapes:
         raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
     asked = [(m, LayerShape(n, k, scheme, weight_dtype=None)) for m, n, k in _shapes(shapes or [])]
-    numbers = _numbers(rows, "--rows")
+    numbers = _numbers(ROWS if rows is None else rows, "--rows")
+    if model is None and rows is not None:
+        raise typer.BadParameter("needs MODEL, as --shapes have numbers of rows, got none", param_hint="--rows")
     layers: dict[LayerShape, list[str]] = {}
     if model is not None:
         layers = layers_of(model, scheme)

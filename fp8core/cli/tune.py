@@ -20,7 +20,7 @@ SAVED_AFTER: Final = 10.0
 def tune(
     model: ModelPath = None,
     shapes: Shapes = None,
-    rows: Rows = "1,16,64,256,1024,4096",
+    rows: Rows = None,
     scheme: SchemeName = "channel",
     dtype: WideDtype = "bfloat16",
     out: Annotated[

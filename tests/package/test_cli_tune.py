@@ -107,7 +107,7 @@ def test_an_interrupt_keeps_what_is_done(fp8core_, monkeypatch, tmp_path):
 
     monkeypatch.setattr(timing, "times", times)
     with pytest.raises(KeyboardInterrupt):
-        tune.tune(None, ["70,71,72,73x512x1024"], "1", "channel", "bfloat16", tmp_path / "x", again=False)
+        tune.tune(None, ["70,71,72,73x512x1024"], None, "channel", "bfloat16", tmp_path / "x", again=False)
     assert [one.m for one in load_tunings(tmp_path / "x")] == [70, 71]
 
 
@@ -158,6 +158,7 @@ def test_a_terminal_has_a_bar(fp8core_, monkeypatch):
         (("--shapes", "1x2147483648x2"), "separated by commas, got '2147483648'"),
         (("--shapes", f"{'9' * 5000}x2x2"), "separated by commas, got '999"),
         (("--shapes", "1x2x2", "--rows", "9" * 5000), "separated by commas, got '999"),
+        (("--shapes", "1x2x2", "--rows", "16"), "--rows: needs MODEL, as --shapes have numbers of rows, got none"),
         (("--shapes", "ax2x2"), "got 'a'"),
     ],
 )
