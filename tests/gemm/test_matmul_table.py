@@ -4,10 +4,12 @@ from itertools import product
 
 import pytest
 
+from fp8core.kernels.gemm.generic import GENERIC_DECODE, GENERIC_MMA
+from fp8core.kernels.gemm.generic import HOST as ON_HOST
 from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
-from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.gemm.table import COPIES, SCALED_MM
 from fp8core.ops.example_problems import example_product
 from fp8core.problem import HOST
 from fp8core.table import Unknown
@@ -74,8 +76,13 @@ def test_a_batch_that_must_not_matter_chooses_it_at_any_m(name, arch, rows):
         ({"target": on(100)}, "needs wgmma (sm_90), got sm_100"),
         ({"target": on(0x942)}, "needs cuda"),
         ({"a": "float8_e5m2", "b": "float8_e5m2"}, "e4m3fn"),
+        ({"b": "float8_e4m3fnuz"}, "got a float8_e4m3fn and b float8_e4m3fnuz"),
         ({"alignment": 8}, "aligned to 16"),
-        ({"lda": 4104}, "lda"),
+        ({"lda": 4104}, "got k=4096 lda=4104"),
+        ({"ldb": 4104}, "got k=4096 lda=4096 ldb=4104"),
+        ({"k": 0}, "needs k > 0"),
+        ({"alignment": 1, "codes_alignment": 16}, "divisible by the size of its elements, got bfloat16 aligned to 1"),
+        ({"m": MOST_COUNTED + 1}, "needs m, n and k of at most"),
         ({"vectors_alignment": 2}, "divisible by 4"),
     ],
 )
@@ -84,6 +91,59 @@ def test_what_no_kernel_of_sm_90_takes(row, changes, words):
     problem = example_product(on(90), "group", "block", m=64)
     assert row.refusal(problem) is None
     assert words in row.refusal(problem._replace(**changes))
+
+
+@pytest.mark.parametrize("changes", [{}, {"alignment": 1, "codes_alignment": 16, "out_alignment": 2}], ids=str)
+@pytest.mark.parametrize("row", [SM90_DECODE, SM90_TILED], ids=lambda row: row.name)
+def test_operands_may_be_aligned_alone_on_sm_90(row, changes):
+    assert row.refusal(example_product(on(90), "group", "block", m=64)._replace(**changes)) is None
+
+
+@pytest.mark.parametrize("formats", [("float8_e5m2", "float8_e5m2fnuz"), ("float8_e5m2fnuz",) * 2], ids=str)
+@pytest.mark.parametrize(
+    ("row", "target"), [(GENERIC_DECODE, on(90)), (GENERIC_MMA, on(0x942)), (ON_HOST, HOST)], ids=str
+)
+def test_no_fallback_multiplies_two_kinds_of_e5m2(row, target, formats):
+    problem = example_product(target)
+    assert row.refusal(problem._replace(a=formats[0])) is None
+    assert row.refusal(problem._replace(b=formats[1])) is None
+    assert "both e5m2" in row.refusal(problem._replace(a=formats[0], b=formats[1]))
+
+
+ODD_N = {"n": 4097, "ldo": 4097}
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "words"),
+    [
+        (90, {}, "needs k, addresses or rows that are not multiples of 16 bytes"),
+        (90, ODD_N, "needs k, addresses or rows that are not multiples of 16 bytes"),  # sm90_tiled stores such rows
+        (90, {"k": 0, "alignment": 8}, "needs k > 0 and n >= 8, got k=0 n=4096"),
+        (89, {"n": 7, "ldo": 7}, "needs k > 0 and n >= 8, got k=4096 n=7"),
+        (89, {**ODD_N, "amax": True}, "takes no amax where two launches share the result"),
+        (89, {"alignment": 8, "beta": 1.0}, "takes no beta where it copies the result, got 1.0"),
+        (90, {"alignment": 8, "batch_invariant": True}, "not batch-invariant"),
+        (90, {"alignment": 8, "m": (1 << 18) - 4096}, "needs a and b of less than 1073741824 bytes, got m=258048"),
+        (90, {"alignment": 8, "n": MOST_COUNTED + 1}, "needs m, n and k of at most"),
+    ],
+)
+def test_what_is_not_copied_into_aligned_rows(arch, changes, words):
+    assert words in COPIES.refusal(example_product(on(arch), "row", "row", m=300)._replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes"),
+    [
+        (90, {"k": 4104, "lda": 4104, "ldb": 4104}),
+        (90, {"alignment": 8, "m": (1 << 18) - 4097}),
+        (90, {"alignment": 8, "n": 7, "ldo": 7}),
+        (90, {"alignment": 8, "amax": True, "beta": 1.0}),
+        (89, ODD_N),
+        (89, {"n": 9, "ldo": 9}),
+    ],
+)
+def test_what_is_copied_into_aligned_rows(arch, changes):
+    assert COPIES.refusal(example_product(on(arch), "row", "row", m=300)._replace(**changes)) is None
 
 
 @pytest.mark.parametrize("changes", [{"out": "float8_e4m3fn", "out_scale": True}, {"amax": True}])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.mma.decode import SM89_DECODE, plan_decode, tiles, warps
+from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
 from fp8core.problem import Target
@@ -190,12 +191,22 @@ def test_where_the_instruction_is_not_in_hardware_it_is_not_taken(arch):
     [
         ({"target": Target("hip", 0x942, 0, 304, 64, 64 << 10)}, "needs cuda, got gfx942 (device 0)"),
         ({"a": FN_5, "b": FN_5}, "needs e4m3fn or e5m2, but not e5m2 for both"),
+        ({"b": "float8_e4m3fnuz"}, "but not e5m2 for both, got a float8_e4m3fn and b float8_e4m3fnuz"),
         ({"a": "float8_e4m3fnuz"}, "needs e4m3fn or e5m2, but not e5m2 for both, got a float8_e4m3fnuz"),
         ({"k": 4104, "lda": 4112, "ldb": 4112}, "lda and ldb that are multiples of 16, got k=4104"),
         ({"lda": 4104}, "multiples of 16, got k=4096 lda=4104"),
+        ({"ldb": 4104}, "multiples of 16, got k=4096 lda=4096 ldb=4104"),
         ({"k": 0}, "multiples of 16, got k=0"),
+        ({"k": 1 << 30, "lda": 1 << 30, "ldb": 1 << 30}, "needs k (at least 16, less than 2**30)"),
+        ({"m": MOST_COUNTED + 1, "n": 16}, f"needs m, n and k of at most {MOST_COUNTED}, got m={MOST_COUNTED + 1}"),
+        ({"n": 1 << 30}, "less than 2**31 blocks of 64 x 16 results, got m=8 and n=1073741824"),
+        ({"m": 1 << 18, "n": 1 << 23}, "less than 2**31 blocks of 64 x 16 results, got m=262144 and n=8388608"),
+        ({"m": (1 << 18) - 63, "n": 1 << 23}, "less than 2**31 blocks of 64 x 16 results, got m=262081"),
+        ({"alignment": 8, "codes_alignment": 16}, "aligned to 16 bytes, got 8"),
+        ({"scale_dtype": "float8_e8m0fnu"}, "takes scales of float32, got float8_e8m0fnu"),
         ({"alignment": 8}, "aligned to 16 bytes, got 8"),
         ({"vectors_alignment": 2}, "divisible by 4, got 2"),
+        ({"scale_b": "block"}, "or 1x128 with 1x128 or 128x128, got scale_a per row and scale_b per block"),
         ({"scale_a": "group"}, "or 1x128 with 1x128 or 128x128, got scale_a per group and scale_b per row"),
         (
             {"out": FN, "out_scale": True},

@@ -2,6 +2,7 @@
 
 import itertools
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -381,3 +382,28 @@ def test_rows_that_are_not_there_cost_nothing_and_rows_that_are_not_aligned_some
 @pytest.mark.parametrize("fields", [{}, {"batch_invariant": True, "m": 300}])
 def test_few_rows_and_a_batch_that_must_not_matter_have_the_kernel_of_few_rows(fields):
     assert SCALED_MM.explain(scaled(64, 4096, 4096, BLOCK)._replace(**fields)).chosen == "sm90_decode"
+
+
+@pytest.mark.parametrize(
+    ("m", "tile", "boxes"),
+    [
+        (300, tiled_cost.Tile(128, 128), (128, 128, 64)),
+        (20, tiled_cost.Tile(128, 128), (24, 128, 64)),  # a box with the rows of a, rounded up to 8
+        (300, tiled_cost.Tile(128, 128, cluster=2), (128, 64, 64)),
+        (300, tiled_cost.Tile(128, 128, split_k=2), (128, 128, 16)),
+    ],
+    ids=str,
+)
+def test_maps_have_the_strides_of_operands_and_the_boxes_of_tiles(m, tile, boxes):
+    one = problem(m, 1000, 2000, lda=2032, ldb=2048, ldo=1024, scale_a="group", scale_b="block")
+    one = one._replace(scale_a_strides=(1, 304), scale_b_strides=(16, 1))
+    layout = tiled.Layout.of(one, tile)
+    with mock.patch.object(tiled, "tensor_maps") as maps, mock.patch.object(tiled, "shared_maps") as words:
+        tiled.maps_of(one, tile, layout, weight_rows=1000, scale_tiles=True)
+    a_rows, columns, stored = boxes
+    assert {call.args for call in maps.call_args_list} == {
+        (m, 2000, 2032, a_rows),
+        (1000, 2000, 2048, columns),
+        (m, 2 * 1000, 2 * 1024, stored, layout.piece_bytes),
+    }
+    assert words.call_args.args[1:] == (16, m, 4 * 304, 1, tile.rows)

@@ -1,9 +1,11 @@
 """The ways to run a linear layer: which one a problem gets and why, and how its product is laid out."""
 
 import itertools
+from collections import defaultdict
 from importlib import import_module
 from math import prod
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 
@@ -15,6 +17,7 @@ from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
 from fp8core.kernels.gemm.sm90.decode import config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import linear_config
 from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.linear import fused
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
 from fp8core.kernels.linear.table import LINEAR, Steps
@@ -75,6 +78,9 @@ def test_few_elements_take_one_launch(static):
         ((4, 4096, 1020), {"lda": 1024, "ldb": 1024}, "multiple of 8", "overlapped"),
         ((1, 4096, 4096), {"group": PER_TENSOR, "scale_a": "tensor"}, "per token", "overlapped"),
         ((1, 4096, 4096), {"group": GROUP_128, "scale_a": "group", "scale_b": "block"}, "per token", "overlapped"),
+        ((1, 4096, 4096), {"static": True, "scale_b": "block"}, "scale_b per block", "overlapped"),
+        ((1, 0, 4096), {}, "needs n > 0", "overlapped"),
+        ((2, 4096, MOST_ELEMENTS), {}, "preferred up to", "overlapped"),
         ((1, 4096, 4096), {"scale_ub": None}, "scale_ub", "overlapped"),
         ((65, 4096, 16), {"batch_invariant": True}, "m=65", "sequential"),
         ((1, 4096, 4096), {"target": H200._replace(arch=100)}, "sm90_decode", "sequential"),
@@ -86,6 +92,20 @@ def test_it_says_why_it_takes_two_launches(shape, fields, words, instead):
     got = LINEAR.explain(problem(*shape, **fields))
     assert got.chosen == instead
     assert words in got.verdicts[0].reason
+
+
+@pytest.mark.parametrize("m", [64, 65])
+def test_two_launches_overlap_up_to_the_rows_of_one_panel(m):
+    refusal = LINEAR.kernels[1].refusal(problem(m, 4096, 4096))
+    assert refusal == (None if m == 64 else "needs m <= 64, got m=65")
+
+
+def test_the_stride_of_x_is_given_in_bytes(asked):
+    layer = problem(2, 4096, 4096)._replace(x_stride=4104)
+    with mock.patch.object(fused, "tensor_maps", return_value=defaultdict(bytes)):
+        plan_fused(layer)(1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+    ((_, _, given),) = asked
+    assert (given.x_stride, given.x_vecs) == (2 * 4104, 512)
 
 
 def test_in_a_chain_there_is_room_for_the_quantization_and_for_what_it_asks():

@@ -44,7 +44,7 @@ FLOAT32_SCALES: Final = Requirement(
     lambda p: p.scale_dtype == "float32", "takes scales of float32, got {p.scale_dtype}"
 )
 WIDE_RESULT: Final = Requirement(
-    lambda p: p.out in HIGH_PRECISION and not p.out_scale and not p.amax,
+    lambda p: p.out in HIGH_PRECISION and not p.amax,
     "gives float32, float16 or bfloat16 without out_scale and amax,"
     " got {p.out} with out_scale={p.out_scale} amax={p.amax}",
 )
@@ -62,7 +62,7 @@ WHOLE_ELEMENTS: Final = Requirement(
 )
 STEPS_OF_16: Final = Requirement(
     lambda p: 0 < p.k < 1 << 30 and p.k % 16 == 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
-    "needs k (from 16 to 2**30), lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+    "needs k (at least 16, less than 2**30), lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
 )
 WHOLE_WORDS: Final = Requirement(
     lambda p: p.vectors_alignment % 4 == 0,
