@@ -58,6 +58,29 @@ def test_one_scale_for_each_of_a_batch_is_not_read_as_scales_of_groups():
     assert same(jax.jit(jax.vmap(call))(q, scale), wanted)
 
 
+@pytest.mark.parametrize(
+    ("a", "scale_a", "scale_b", "axes"),
+    [
+        ((2, 256), (2,), (2, 1), (0, None, None)),
+        ((2, 3, 256), (), (2, 1), (0, None, 0)),
+        ((2, 3, 256), (), (2,), (0, None, 0)),
+    ],
+    ids=["groups as rows", "each weight's scale as channels", "each number as channels"],
+)
+def test_scales_of_a_product_are_not_read_as_others_in_a_batch(a, scale_a, scale_b, axes):
+    """Two items of two channels and two groups of k: the batch by itself would be valid, with another meaning."""
+    scales = [np.linspace(1, 3, num=int(np.prod(x)), dtype="float32").reshape(x) for x in (scale_a, scale_b)]
+    given, w = (fresh_fp8(a), *scales), fresh_fp8((2, 256))
+
+    def call(a, scale_a, scale_b):
+        return fp8core.scaled_mm(a, w.T, scale_a, scale_b, out_dtype="float32")
+
+    made = jax.jit(jax.vmap(call, axes))(*given)
+    for i in range(2):
+        one = [jnp.asarray(x if axis is None else x[i]) for x, axis in zip(given, axes, strict=True)]
+        np.testing.assert_allclose(made[i], call(*one), rtol=1e-5, atol=1e-3)
+
+
 def test_vmap_over_weights():
     stacked = jax.vmap(lambda w: tuple(fp8core.quantize(w)))(np.stack([wide(N, K, seed=seed) for seed in range(3)]))
     x = wide(4, K)

@@ -55,6 +55,26 @@ def test_constants_are_computed_on_first_access_and_true_of_this_device():
         _ = w8a8.CUTLASS_INT4
 
 
+@pytest.mark.parametrize(
+    ("missing", "functions"),
+    [
+        ("scaled_mm_per_tensor", {"cutlass_fp8_supported"}),
+        ("scaled_mm_per_token", {"cutlass_fp8_supported"}),
+        ("scaled_mm_block", {"cutlass_block_fp8_supported"}),
+        ("grouped_mm", {"cutlass_group_gemm_supported"}),
+    ],
+)
+def test_what_is_supported_is_what_the_device_is_capable_of(monkeypatch, missing, functions):
+    able = fp8core.capabilities()
+    monkeypatch.setattr(w8a8, "capabilities", lambda: {**able, missing: able[missing]._replace(able=False)})
+    names = [name for name in NAMES if name.endswith("_supported") and name != "sparse_cutlass_supported"]
+    assert {name for name in names if not getattr(w8a8, name)()} == functions
+    for name in ("cutlass_fp8_supported", "cutlass_block_fp8_supported"):
+        w8a8._computed.cache_clear()
+        assert getattr(w8a8, name.upper()) is (name not in functions)
+    w8a8._computed.cache_clear()
+
+
 @engines(*CUDA_FRAMEWORKS)
 @pytest.mark.parametrize("per_token", [False, True])
 @pytest.mark.parametrize("padding", [None, 17])
@@ -77,6 +97,24 @@ def test_scaled_fp8_quant_refuses_groups_that_contradict_other_arguments():
         w8a8.scaled_fp8_quant(x, scale_ub=1.0, group_shape=(1, 128))
     with pytest.raises(ShapeError, match="group_shape needs a pair of whole numbers"):
         w8a8.scaled_fp8_quant(x, group_shape=np.array([1, 128]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale_ub": 1.0},
+        {"use_per_token_if_dynamic": True},
+        {"group_shape": (1, 128), "use_per_token_if_dynamic": True},
+    ],
+    ids=str,
+)
+def test_options_of_dynamic_scales_are_ignored_beside_a_given_scale(options):
+    """Also one per token, or of other groups than per token."""
+    x, scale = fresh((4, 128)), fresh_scale((4, 1))
+    want = fp8core.quantize(x, scale=scale)
+    for got, one in zip(w8a8.scaled_fp8_quant(x, scale, **options), want, strict=True):
+        np.testing.assert_array_equal(got.astype("float32"), one.astype("float32"))
 
 
 @pytest.mark.parametrize("wrong", ["no", 2, np.ones(2)], ids=repr)
@@ -116,12 +154,13 @@ def test_what_stands_elsewhere_in_other_versions_is_refused(name, call):
 
 
 @engines(*CUDA_FRAMEWORKS)
-def test_scaled_fp8_quant_static_into_given_memory(engine):
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_scaled_fp8_quant_static_into_given_memory(engine, dtype):
     x, scale = fresh((5, 128), "float16"), np.array([0.02], np.float32)
-    out = engine.array(np.zeros((5, 128), ml_dtypes.float8_e4m3fn))
+    out = engine.array(np.zeros((5, 128), dtype))
     data, returned = w8a8.scaled_fp8_quant(engine.array(x), engine.array(scale), output=out)
     assert data is out
-    assert_same_bytes(engine.codes(out), reference.quantize(x, group_shape=(-1, -1), scale=scale).codes)
+    assert_same_bytes(engine.codes(out), reference.quantize(x, dtype, (-1, -1), scale=scale).codes)
     assert_same_bytes(engine.numpy(returned), scale)
 
 
@@ -176,6 +215,7 @@ def test_dispatch_drops_padding_rows(engine, flags):
     x, weight, weight_scale = fresh((5, 128)), fresh_fp8((32, 128)), fresh_scale((1,))
     data, scale = w8a8.scaled_fp8_quant(engine.array(x), num_token_padding=17, use_per_token_if_dynamic=True)
     product = w8a8.dispatch_w8a8_scaled_mm(*flags)
+    assert (product is w8a8.cutlass_w8a8_scaled_mm) == flags[0]
     got = product(
         qinput=data,
         weight=engine.array(weight).T,
@@ -314,7 +354,9 @@ def test_a_shape_that_the_product_does_not_have_is_refused(shape):
         product_of_four_rows(shape)
 
 
-@pytest.mark.parametrize("shape", [[4, 32], (np.int64(4), 32), np.array([2, 2, 32]), (np.int8(1), 4, 32)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [[4, 32], (0, 32), (np.int64(4), 32), np.array([2, 2, 32]), (np.int8(1), 4, 32)], ids=str
+)
 def test_extents_of_a_shape_may_be_numbers_of_numpy(shape):
     assert product_of_four_rows(shape).shape == tuple(shape)
 
