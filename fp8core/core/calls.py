@@ -11,11 +11,7 @@ from fp8core.core.memory import Regions, scratch_allocator
 from fp8core.core.signature import signature
 from fp8core.core.specs import TensorSpec
 from fp8core.interop import Allocator, Framework, framework_of
-from fp8core.table import Explanation
-
-Launch = Callable[..., None]
-"""Takes the stream, the addresses of all operands in the operation's order (0 for an operand that is None), and, for an
-operation with scratch, the address of the scratch."""
+from fp8core.table import Explanation, Launch
 
 Repeat = Callable[[tuple[Any, ...], list[int], prefetch.WeightHistory | None], tuple[Sequence[Any], Any]]
 """Makes a planned call for operands of its specs. Takes the operands, their addresses (0 for None) and the history of
@@ -45,7 +41,8 @@ class Planned(NamedTuple):
     """What runs a described call."""
 
     launch: Launch | None
-    """None where there is nothing to compute."""
+    """Takes the addresses of all operands in the operation's order, and, for an operation with scratch, that of the
+    scratch. None where there is nothing to compute."""
     scratch_bytes: int = 0
     prefetching: Callable[[], Launch] | None = None
     """Makes the launch that reads the weight before the preceding launch on the stream has ended; None if the plan has

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from fp8core.core import specs
-from fp8core.core.calls import Launch, Planned
+from fp8core.core.calls import Planned
 from fp8core.core.scaling import ScaleOptions, Scaling, scaling
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.interop import dlpack
@@ -12,6 +12,7 @@ from fp8core.kernels.encodings import round_up, scratch_part
 from fp8core.kernels.linear.table import Steps
 from fp8core.problem import GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
+from fp8core.table import Launch
 
 ROW_ALIGNMENT: Final = 16
 """The alignment of rows of codes in bytes; with it, kernels that need aligned rows run products of any k."""

@@ -32,17 +32,17 @@ class Function(NamedTuple):
 def version() -> str:
     """Return the name and version of the run-time compiler; from a wheel's metadata if possible, without loading it.
 
-    If both wheels are installed both are named, as CuPy decides which one is loaded.
+    CuPy loads NVRTC of the CUDA release that it was built for. PyTorch may have installed the wheel of another one.
     """
+    cuda = device.cupy().cuda
     if device.platform() == "cuda":
-        found = []
+        release = cuda.driver.get_build_version() // 1000
         for wheel in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12"):
             with suppress(metadata.PackageNotFoundError):
-                found.append(f"{wheel} {metadata.version(wheel)}")
-        if found:
-            return ", ".join(found)
+                found = metadata.version(wheel)
+                if found.split(".")[0] == str(release):
+                    return f"{wheel} {found}"
     try:
-        cuda = device.cupy().cuda
         named = f"{device.platform()}rtc {cuda.nvrtc.getVersion()}"
         # hipRTC reports two numbers of its version, but its compiler may change with the third.
         return named if device.platform() == "cuda" else f"{named} of HIP {cuda.runtime.runtimeGetVersion()}"

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 Launch = Callable[..., None]
+"""Takes the stream and the addresses of operands, 0 for one that is None."""
 
 
 class Refusal(str):

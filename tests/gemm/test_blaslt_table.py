@@ -213,7 +213,7 @@ REFUSALS = [
     (
         problem("group x block"),
         "cublaslt_epilogue",
-        "needs scales per tensor or row, got scale_a per group and scale_b per block",
+        "takes scales per tensor or row in any mix, got scale_a per group and scale_b per block",
     ),
     (
         problem("row", target=MI300, out="float32"),

@@ -45,7 +45,8 @@ class Compiler:
         return 13, 0
 
 runtime = SimpleNamespace(is_hip=os.environ.get("PLATFORM") == "hip", getDeviceCount=no_device, runtimeGetVersion=lambda: 7)
-cuda = SimpleNamespace(runtime=runtime, nvrtc=Compiler())
+driver = SimpleNamespace(get_build_version=lambda: 13000)
+cuda = SimpleNamespace(runtime=runtime, driver=driver, nvrtc=Compiler())
 sys.modules["cupy.cuda"] = cuda
 '''
 STARTING = """

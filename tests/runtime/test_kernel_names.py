@@ -39,18 +39,35 @@ def test_what_no_kernel_depends_on_is_not(monkeypatch):
     assert name_of(monkeypatch, target=alike) == name_of(monkeypatch)
 
 
-@pytest.mark.parametrize("wheels", [{"": "13.0.1"}, {"-cu12": "12.8.93"}, {"": "13.0.1", "-cu12": "12.9.86"}], ids=str)
-def test_every_wheel_that_may_be_loaded_is_in_the_name_of_a_kernel(monkeypatch, wheels):
+@pytest.mark.parametrize(
+    ("cupys", "wheels", "named"),
+    [
+        (13000, {"": "13.0.1"}, "nvidia-cuda-nvrtc 13.0.1"),
+        (12090, {"-cu12": "12.8.93"}, "nvidia-cuda-nvrtc-cu12 12.8.93"),
+        (13000, {"": "13.0.1", "-cu12": "12.9.86"}, "nvidia-cuda-nvrtc 13.0.1"),
+        (12090, {"": "13.0.1", "-cu12": "12.9.86"}, "nvidia-cuda-nvrtc-cu12 12.9.86"),
+        (12090, {"": "13.0.1"}, "cudartc (12, 4)"),
+        (13000, {"-cu12": "12.9.86"}, "cudartc (12, 4)"),
+        (13000, {}, "cudartc (12, 4)"),
+    ],
+    ids=str,
+)
+def test_the_compiler_that_cupy_loads_is_in_the_name_of_a_kernel(monkeypatch, cupys, wheels, named):
+    """Not the wheel of another CUDA release, which PyTorch may have installed."""
+
     def version_of(wheel):
         try:
             return wheels[wheel.removeprefix("nvidia-cuda-nvrtc")]
         except KeyError:
             raise metadata.PackageNotFoundError(wheel) from None
 
+    cuda = SimpleNamespace(
+        driver=SimpleNamespace(get_build_version=lambda: cupys), nvrtc=SimpleNamespace(getVersion=lambda: (12, 4))
+    )
     monkeypatch.setattr(metadata, "version", version_of)
     monkeypatch.setattr(device, "platform", lambda: "cuda")
-    named = compiler.version.__wrapped__()
-    assert all(version in named for version in wheels.values())
+    monkeypatch.setattr(device, "cupy", lambda: SimpleNamespace(cuda=cuda))
+    assert compiler.version.__wrapped__() == named
 
 
 def test_options_that_hiprtc_takes_from_the_environment_are_in_the_name_of_a_kernel(monkeypatch):

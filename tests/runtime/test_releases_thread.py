@@ -261,6 +261,38 @@ def test_a_child_of_a_fork_while_the_thread_is_being_started_has_a_queue_and_a_t
     assert run(program) == wanted.split()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+def test_an_interrupt_ends_a_child_that_another_thread_forks_during_the_start():
+    """The start holds back the parent's Ctrl-C; in the child nothing would give it back."""
+    program = """
+        import os, signal, threading, time, warnings
+        from fp8core.runtime.releases import releases
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+        plain, children = threading.Thread, []
+        def fork():
+            child = os.fork()
+            if child == 0:
+                try:
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(3)
+                except KeyboardInterrupt:
+                    print("interrupted", flush=True)
+                os._exit(0)
+            children.append(child)
+        class Forking(plain):
+            def start(self):
+                forking = plain(target=fork)
+                forking.start()
+                forking.join()
+                super().start()
+        threading.Thread = Forking
+        releases().start()
+        print("ended", os.waitpid(children[0], 0)[1])
+    """
+    assert run(program) == ["interrupted", "ended", "0"]
+
+
 def test_nothing_runs_until_something_is_kept():
     program = """
         import threading

@@ -67,9 +67,11 @@ def plan_end(p: ScaledMm) -> Launch:
         return finish
     clear = plan_clear_amax(p.target)
 
-    def launch(stream: int, *addresses: int) -> None:
-        clear(stream, addresses[-1])
-        finish(stream, *addresses)
+    def launch(
+        stream: int, acc: int, scale_a: int, scale_b: int, bias: int, out: int, out_scale: int, amax: int
+    ) -> None:
+        clear(stream, amax)
+        finish(stream, acc, scale_a, scale_b, bias, out, out_scale, amax)
 
     return launch
 

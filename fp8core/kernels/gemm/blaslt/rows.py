@@ -118,10 +118,6 @@ LIKE_SCALES: Final = Requirement(
     lambda p: {p.scale_a, p.scale_b} != {"tensor", "row"},
     "the library takes no mix of modes, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
 )
-NO_K_BLOCKS: Final = Requirement(
-    lambda p: ROW_SCALES.check(p) is None,
-    "needs scales per tensor or row, got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
-)
 K_BLOCKS: Final = Requirement(lambda p: p.scale_a == "group", "needs 1x128 scales of a, got scale_a per {p.scale_a}")
 ALIGNED_VECTORS: Final = Requirement(
     lambda p: p.vectors_alignment >= VECTOR_ALIGNMENT,
@@ -208,7 +204,7 @@ _FOURS: Final = (FOURS, FOURS_OF_CHANNELS)
 _DIRECT: Final = (LIKE_SCALES, *_FOURS, NO_OUT_SCALE, ALIGNED_VECTORS, SCALES_IN_PLACE, offered(product))
 _RELAYOUT: Final = (*_FOURS, ALIGNED_AMAX, offered(product))
 _RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, *NO_ENDING, FOURS_OF_CHANNELS, RAGGED)
-_EPILOGUE: Final = (NO_K_BLOCKS, ALIGNED_ACCUMULATORS, offered(accumulation))
+_EPILOGUE: Final = (ROW_SCALES, ALIGNED_ACCUMULATORS, offered(accumulation))
 
 
 def _of_both(
