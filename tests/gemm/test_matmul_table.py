@@ -101,7 +101,9 @@ def test_operands_may_be_aligned_alone_on_sm_90(row, changes):
 
 @pytest.mark.parametrize("formats", [("float8_e5m2", "float8_e5m2fnuz"), ("float8_e5m2fnuz",) * 2], ids=str)
 @pytest.mark.parametrize(
-    ("row", "target"), [(GENERIC_DECODE, on(90)), (GENERIC_MMA, on(0x942)), (ON_HOST, HOST)], ids=str
+    ("row", "target"),
+    [(GENERIC_DECODE, on(90)), (GENERIC_MMA, on(0x942)), (ON_HOST, HOST)],
+    ids=["generic_decode", "generic_mma", "host"],
 )
 def test_no_fallback_multiplies_two_kinds_of_e5m2(row, target, formats):
     problem = example_product(target)
