@@ -128,9 +128,9 @@ def _symbol(extent: Any) -> bool:
 
 
 def _rows_of(scale: Any, rows: int) -> Any:
-    """Return the scales of the first ``rows`` tokens, without those of padding rows."""
+    """Return the scales of the first ``rows`` tokens, without those of padding rows; one scale is for any rows."""
     shape = tuple(getattr(scale, "shape", ()))  # a number has none
-    return scale[:rows] if len(shape) > 0 and shape[0] > rows else scale
+    return scale[:rows] if len(shape) > 0 and shape[0] > rows and shape not in ((1,), (1, 1)) else scale
 
 
 @interop.eager_only

@@ -8,7 +8,7 @@ import pytest
 
 import fp8core
 from fp8core import w8a8
-from fp8core.errors import DTypeError, Fp8Error, ScaleError, ShapeError
+from fp8core.errors import DTypeError, Fp8Error, LayoutError, ScaleError, ShapeError
 from support import reference
 from support.engines import assert_same_bytes, engines, fresh, fresh_fp8, fresh_scale
 
@@ -339,6 +339,16 @@ def product_of_four_rows(shape=(4, 32), **operands):
     given = {"qinput": fresh_fp8((4, 128)), "weight": fresh_fp8((32, 128)).T, "scale_a": 1.0, "scale_b": 1.0}
     given["out_dtype"] = "float32"
     return w8a8.cutlass_w8a8_scaled_mm(**given | operands, bias=None, output_shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 1)])
+@engines("torch-cpu")
+def test_one_scale_is_checked_also_where_there_are_no_rows(engine, shape):
+    torch = pytest.importorskip("torch")
+    scale = torch.from_numpy(np.zeros(64, np.uint8)[1:5].view("float32").reshape(shape))
+    codes = {"qinput": engine.array(fresh_fp8((4, 128))), "weight": engine.array(fresh_fp8((32, 128))).T}
+    with pytest.raises(LayoutError, match="scale_a needs elements at multiples of 4 bytes"):
+        product_of_four_rows((0, 32), **codes, scale_a=scale)
 
 
 @pytest.mark.parametrize(
