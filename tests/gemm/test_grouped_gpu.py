@@ -124,6 +124,7 @@ def test_a_graph_reads_the_ends_at_each_replay(mode):
     made = Made(16, 40, 256, 512, mode, seed=1)
     out = cp.full((made.rows, 256), cp.nan, cp.float32)
     call = partial(fp8core.grouped_scaled_mm_nt, *made.operands(), offs=made.offs, out_dtype="float32", out=out)
+    cp.cuda.Device().synchronize()
     stream = cp.cuda.Stream(non_blocking=True)
     with stream:
         call()

@@ -168,7 +168,9 @@ def cp():
 @pytest.mark.gpu
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interrupted_capture_leaves_its_stream_as_it_was(cp, error):
-    stream, x = cp.cuda.Stream(non_blocking=True), cp.zeros(16)
+    stream = cp.cuda.Stream(non_blocking=True)
+    with stream:
+        x = cp.zeros(16)
 
     def calls():
         with stream:
@@ -189,8 +191,9 @@ def test_tune_in_a_capture_is_refused_and_the_capture_goes_on(cp):
     x, weight = cp.asarray(fresh((4, 256), "float32")), cp.asarray(fresh((64, 256), "float32"))
     layer = fp8core.Fp8Linear.from_weight(weight, out_dtype="float32")
     layer(x)
-    stream, y = cp.cuda.Stream(non_blocking=True), cp.zeros(16)
+    stream = cp.cuda.Stream(non_blocking=True)
     with stream:
+        y = cp.zeros(16)
         stream.begin_capture()
         cp.add(y, 1, out=y)
         with pytest.raises(TuningError, match="needs streams that are not being captured"):
