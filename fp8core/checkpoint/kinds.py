@@ -32,6 +32,7 @@ SCAN: Final = Kind("state space layer", "readers read its weight without its sca
 ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight without its scale")
 SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
 CAST: Final = Kind("layer that decides its input's dtype", "transformers casts it to the weight's dtype", able=True)
+READ: Final = Kind("layer whose weight the model reads", "transformers reads its weight without its scale")
 ADAPTER: Final = Kind("LoRA adapter", "readers read its weight without its scale")
 MTP: Final = Kind("projection of multi-token prediction", "vLLM has no place for its scale", able=True)
 HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
@@ -69,6 +70,11 @@ RULES: Final = (
     Rule(ATTENTION, tuple(f"attention.{part}_proj" for part in ("q", "k", "v", "out")), ("wavlm",)),
     Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # RWKV divides these weights in place
     Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
+    Rule(SCAN, ("mixer.out_proj",), ("nemotron_h*",)),  # its kernel for training reads this weight, as Mamba 2's does
+    Rule(READ, ("altup.*_coefs",), ("gemma3n*",)),  # clamped in training
+    Rule(READ, ("query_key", "self_attention.value"), ("reformer",)),
+    Rule(READ, ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias"), ("layoutlm*",)),
+    Rule(CAST, ("*_message_gate.down_proj",), ("inkling2_loop*",)),
     Rule(SPECIAL, ("lm_head",), ("idefics",)),
     Rule(ADAPTER, tuple(f"lora_{part}{tail}" for part in ("A", "B", "down", "mid", "up") for tail in ("", ".*"))),
     Rule(MTP, ("eh_proj", "mtp_layers.*.input_proj", "mtp_linear_proj.*")),  # DeepSeek-V3 and GLM, MiMo, Ernie
@@ -112,6 +118,8 @@ class Names(NamedTuple):
     """The vocabulary size in config.json, which is the number of rows of embeddings and heads."""
     attentions: frozenset[str]
     """The modules of class torch.nn.MultiheadAttention, recognized by their in_proj_weight."""
+    mixtures: frozenset[str] = frozenset()
+    """The modules that hold a router; those of Granite and JetMoE have stacked experts of other names beside it."""
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,19 +130,32 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
     """Return the facts about a checkpoint, from the names of its modules and tensors and from its config.json."""
-    rows = sizes_of(config).get("vocab_size")
+    modules, rows = tuple(modules), sizes_of(config).get("vocab_size")
     suffix = ".in_proj_weight"
     return Names(
         str(config.get("model_type", "")),
         any(numbered(module) for module in modules),
         rows if isinstance(rows, int) else None,
         frozenset(name.removesuffix(suffix) for name in tensors if name.endswith(suffix)),
+        mixtures_of(modules),
+    )
+
+
+def mixtures_of(modules: Iterable[str]) -> frozenset[str]:
+    """Return the modules that hold a router, or the module that a router is in."""
+    return frozenset(
+        ".".join(parts[:at])
+        for module in modules
+        if kind_by_name(module) is ROUTER
+        for parts in [module.split(".")]
+        for at, part in enumerate(parts)
+        if part.endswith(("gate", "router"))
     )
 
 
 def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     """Return the kind of a module whose weight is a matrix of this shape."""
-    known = _by_name(without_numbers(module), names.model_type)
+    known = kind_by_name(module, names.model_type)
     if module.rpartition(".")[0] in names.attentions and (known is None or known.able):
         return ATTENTION
     if known is not None:
@@ -142,6 +163,11 @@ def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     if names.layered and not numbered(module):
         return EMBEDDING if shape[0] == names.rows_of_vocabulary else OUTSIDE
     return LINEAR
+
+
+def kind_by_name(module: str, model_type: str = "") -> Kind | None:
+    """Return the kind that the rules give a module, or None if none matches."""
+    return _by_name(without_numbers(module), model_type)
 
 
 @lru_cache(maxsize=4096)

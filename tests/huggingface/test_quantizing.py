@@ -82,7 +82,7 @@ def test_the_bytes_of_the_command(kind, scheme, tmp_path):
     assert torch.equal(logits(from_pretrained(tmp_path / "saved")), found)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "phimoe"])
 def test_transformers_reads_what_was_saved(kind, tmp_path):
     pytest.importorskip("compressed_tensors")
     wanted = written(kind, tmp_path / "wide")
