@@ -46,6 +46,7 @@ CONFIGS = {
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32, decoder_sparse_step=1),
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
     "phimoe": lambda: transformers.PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "biogpt": lambda: transformers.BioGptConfig(**SIZES),
     "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
     "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**SIZES, **LATENT}),
 }

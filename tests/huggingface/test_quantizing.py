@@ -293,3 +293,17 @@ def test_t5_keeps_the_layers_that_decide_the_dtype_of_their_input():
     assert sorted({name.rpartition(".")[2] for name in report.quantized}) == ["k", "o", "q", "v", "wi"]
     assert {name.rpartition(".")[2] for name in report.kept} == {"wo"}
     assert 0.001 < distance(found, wanted) < 0.15
+
+
+def test_stacked_experts_that_stay_are_reported():
+    kept = fp8core.torch.quantize_model_(random_model("qwen3_moe")).kept
+    for part in ("gate_up_proj", "down_proj"):
+        assert "split_experts_" in kept[f"model.layers.0.mlp.experts.{part}"]
+
+
+def test_a_head_stays_whatever_its_name():
+    """In a file it is outside of the layers; in a model `quantize_model_` asks for it."""
+    report = fp8core.torch.quantize_model_(random_model("biogpt"))
+    assert report.kept == {"output_projection": "it is the model's head"}
+    asked = fp8core.torch.quantize_model_(random_model("biogpt"), include=["output_projection"])
+    assert asked.quantized == ("output_projection",)
