@@ -118,8 +118,10 @@ class Names(NamedTuple):
     """The vocabulary size in config.json, which is the number of rows of embeddings and heads."""
     attentions: frozenset[str]
     """The modules of class torch.nn.MultiheadAttention, recognized by their in_proj_weight."""
-    mixtures: frozenset[str] = frozenset()
+    mixtures: frozenset[str]
     """The modules that hold a router; those of Granite and JetMoE have stacked experts of other names beside it."""
+    tower: bool
+    """Whether all layers are in towers: then the model is a vision or audio model, and its layers are no tower's."""
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,14 +133,20 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
     """Return the facts about a checkpoint, from the names of its modules and tensors and from its config.json."""
     modules, rows = tuple(modules), sizes_of(config).get("vocab_size")
-    suffix = ".in_proj_weight"
+    suffix, layers = ".in_proj_weight", {without_numbers(module) for module in modules if numbered(module)}
     return Names(
         str(config.get("model_type", "")),
-        any(numbered(module) for module in modules),
+        bool(layers),
         rows if isinstance(rows, int) else None,
         frozenset(name.removesuffix(suffix) for name in tensors if name.endswith(suffix)),
         mixtures_of(modules),
+        bool(layers) and "text_config" not in config and all(map(tower_of, layers)),
     )
+
+
+def is_router(module: str) -> bool:
+    """Return whether a module is a router or gate, by its name."""
+    return _by_name(without_numbers(module), "") is ROUTER
 
 
 def mixtures_of(modules: Iterable[str]) -> frozenset[str]:
@@ -146,7 +154,7 @@ def mixtures_of(modules: Iterable[str]) -> frozenset[str]:
     return frozenset(
         ".".join(parts[:at])
         for module in modules
-        if kind_by_name(module) is ROUTER
+        if is_router(module)
         for parts in [module.split(".")]
         for at, part in enumerate(parts)
         if part.endswith(("gate", "router"))
@@ -155,7 +163,10 @@ def mixtures_of(modules: Iterable[str]) -> frozenset[str]:
 
 def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     """Return the kind of a module whose weight is a matrix of this shape."""
-    known = kind_by_name(module, names.model_type)
+    name = without_numbers(module)
+    known = _by_name(name, names.model_type)
+    if not names.tower and (known is None or known.able) and tower_of(name) is not None:
+        known = TOWER
     if module.rpartition(".")[0] in names.attentions and (known is None or known.able):
         return ATTENTION
     if known is not None:
@@ -163,11 +174,6 @@ def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     if names.layered and not numbered(module):
         return EMBEDDING if shape[0] == names.rows_of_vocabulary else OUTSIDE
     return LINEAR
-
-
-def kind_by_name(module: str, model_type: str = "") -> Kind | None:
-    """Return the kind that the rules give a module, or None if none matches."""
-    return _by_name(without_numbers(module), model_type)
 
 
 @lru_cache(maxsize=4096)
@@ -179,16 +185,15 @@ def _by_name(module: str, model_type: str) -> Kind | None:
     """
     parts = module.split(".")
     tails = [".".join(parts[at:]) for at in range(len(parts))]
-    found = None
     for kind, patterns, models in RULES:
         if any(fnmatchcase(model_type, one) for one in models) and any(
             fnmatchcase(tail, pattern) for pattern in patterns for tail in tails
         ):
-            found = kind
-            break
-    return TOWER if (found is None or found.able) and tower_of(module) is not None else found
+            return kind
+    return None
 
 
+@lru_cache(maxsize=4096)
 def tower_of(module: str) -> str | None:
     """Return the part of a module's name that makes it part of a tower, or None."""
     return next((part for part in module.split(".") if any(fnmatchcase(part, one) for one in TOWERS)), None)

@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fp8core.checkpoint.kinds import ROUTER, kind_by_name, mixtures_of, numbered, tower_of
+from fp8core.checkpoint.kinds import is_router, mixtures_of, numbered, tower_of
 from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
@@ -111,13 +111,13 @@ def quantization_config(
         tower, experts, parent = tower_of(name), _experts_of(name), name.rpartition(".")[0]
         if experts is None and len(shape) == 3 and parent in mixtures:
             experts = f"{parent}.experts"  # as vLLM names them
-        if tower is not None and tower not in mixed:
+        if tower is not None and tower not in mixed and (numbered(name) or OUTSIDE_OF_LAYERS not in ignore):
             ignore.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
         elif experts is not None and experts not in joined:
             ignore.add(rf"re:{re.escape(experts)}(\..*)?$")
         elif tensor.endswith(WEIGHT):
             ignore.add(name)
-            if kind_by_name(name) is ROUTER and leaves.isdisjoint(_ROUTERS):
+            if is_router(name) and leaves.isdisjoint(_ROUTERS):
                 ignore.add(ROUTERS)
             tail = _from_its_layer(name)
             if tail is not None and tail not in tails:

@@ -132,7 +132,8 @@ def _choice_of(model: nn.Module, include: Sequence[str] | None, exclude: Sequenc
     patterns = selection(include, exclude, (name for name, _ in layers_of(model)))
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
     head = getattr(model, "get_output_embeddings", None)
-    return _Chosen(patterns, kinds.names_of((), (), {"model_type": model_type}), head() if callable(head) else None)
+    names = kinds.names_of([name for name, _ in layers_of(model)], (), {"model_type": model_type})
+    return _Chosen(patterns, names._replace(layered=False), head() if callable(head) else None)
 
 
 def _reason_to_keep(

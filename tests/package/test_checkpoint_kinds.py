@@ -146,6 +146,27 @@ def test_towers_are_ignored_by_whatever_name_readers_give_them(tmp_path):
     assert not is_ignored(tower, both)
 
 
+def test_the_layers_of_a_model_that_is_a_tower_are_quantized(tmp_path):
+    layer, head, text = "vit.encoder.layer.0.output.dense", "vit.pooler.dense", "text_model.layers.0.fc1"
+    source = folder(tmp_path / "alone", dict.fromkeys((f"{layer}.weight", f"{head}.weight"), (64, 64)))
+    assert statuses(source) == {layer: "quantized", head: "kept"}
+    plan = plan_checkpoint(source)
+    assert not is_ignored(layer, plan)
+    assert is_ignored(head, plan)
+    source = folder(tmp_path / "beside", dict.fromkeys((f"{layer}.weight", f"{text}.weight"), (64, 64)))
+    assert statuses(source) == {layer: "kept", text: "quantized"}
+    source = folder(tmp_path / "shard", {f"{layer}.weight": (64, 64)}, text_config={})
+    assert statuses(source) == {layer: "kept"}
+
+
+def test_what_is_beside_the_layers_does_not_make_them_a_tower(tmp_path):
+    """transformers stores ViT-MSN's layers without the prefix of its embeddings, and loads them with it."""
+    shapes = {"encoder.layer.0.output.dense.weight": (64, 64), "vit.embeddings.projection.weight": (64, 3, 8, 8)}
+    plan = plan_checkpoint(folder(tmp_path / "in", shapes))
+    assert not is_ignored("vit.layers.0.mlp.fc2", plan)
+    assert is_ignored("vit.embeddings.projection", plan)
+
+
 def test_routers_are_ignored_by_whatever_name_readers_give_them(tmp_path):
     source = folder(tmp_path / "in", {f"{L}block_sparse_moe.gate.weight": (4, 64), f"{MLP[2]}.weight": (64, 64)})
     plan = plan_checkpoint(source)
