@@ -91,6 +91,7 @@ RULES: Final = (
         EMBEDDING,
         ("*embedding", "*embeddings", "*embedding_table", "embed_*", "*_emb", "emb", "*embedder", "codebook*"),
     ),
+    Rule(EMBEDDING, ("norm.scale", "norm.shift")),  # of WavTokenizer's adaptive norm
     Rule(EMBEDDING, ("*_embeds_layer", "*_embeds_layers.*", "*_embed.*", "*embeddings_table")),
     Rule(EMBEDDING, ("*embeddings.*", "*relative_attention_bias", "bias_values", "reference_points")),
     Rule(EMBEDDING, ("presence_token", "*_token", "mask_tokens", "query_feat", "queries_features")),

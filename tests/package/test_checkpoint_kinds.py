@@ -24,6 +24,7 @@ from support.planned import MLP, L, folder, reasons, statuses
         ("embeddings.position_embeddings", "embedding"),
         ("gpt_neox.embed_in", "embedding"),
         ("tok_embeddings", "embedding"),
+        ("backbone.convnext.0.norm.scale", "embedding"),
         ("lm_head", "head"),
         ("score", "head"),
         ("classifier", "head"),
