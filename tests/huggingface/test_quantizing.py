@@ -295,6 +295,29 @@ def test_t5_keeps_the_layers_that_decide_the_dtype_of_their_input():
     assert 0.001 < distance(found, wanted) < 0.15
 
 
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        ("gpt_neox", set()),
+        ("gemma3n", {"correction_coefs", "prediction_coefs", "modality_router"}),
+        ("falcon_h1", {"in_proj", "out_proj"}),
+        ("nemotron_h", {"out_proj"}),
+    ],
+)
+def test_other_families(kind, kept, tmp_path):
+    """What their layers keep; the rest is quantized alike from the files and in memory, and saved and loaded again."""
+    wanted = written(kind, tmp_path / "wide")
+    model = from_pretrained(tmp_path / "wide")
+    layers, found = fp8_layers(model), logits(model)
+    assert 0.001 < distance(found, wanted) < 0.15
+    model.save_pretrained(tmp_path / "fp8")
+    assert torch.equal(logits(from_pretrained(tmp_path / "fp8")), found)
+    report = fp8core.torch.quantize_model_(random_model(kind))
+    assert {name for name in layers if ".experts." not in name} <= set(report.quantized)
+    left = {name.rpartition(".")[2] for name, reason in report.kept.items() if "stacks experts" not in reason}
+    assert left == {*kept, "lm_head"}
+
+
 def test_stacked_experts_that_stay_are_reported():
     kept = fp8core.torch.quantize_model_(random_model("qwen3_moe")).kept
     for part in ("gate_up_proj", "down_proj"):
