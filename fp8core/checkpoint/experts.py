@@ -100,11 +100,12 @@ def split_like(source: Source, names: Container[str]) -> Source:
 
 
 def _stacks(source: Source) -> dict[str, Stack]:
-    found = ((entry.name, _stack(entry)) for header in source.headers for entry in header.entries.values())
+    found = ((entry.name, stack_of(entry)) for header in source.headers for entry in header.entries.values())
     return {name: stack for name, stack in found if stack is not None}
 
 
-def _stack(entry: Entry) -> Stack | None:
+def stack_of(entry: Entry) -> Stack | None:
+    """Return a stacked weight that `split_experts` knows by its name, or None if the tensor is none."""
     module, _, part = module_of(entry.name).rpartition(".")
     codes = entry.dtype in FP8 or entry.dtype in FLOATS
     if len(entry.shape) == 3 and codes and part in PARTS and module.rpartition(".")[2] == "experts":

@@ -32,6 +32,7 @@ SCAN: Final = Kind("state space layer", "readers read its weight without its sca
 ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight without its scale")
 SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
 CAST: Final = Kind("layer that decides its input's dtype", "transformers casts it to the weight's dtype", able=True)
+READ: Final = Kind("layer whose weight the model reads", "transformers reads its weight without its scale")
 ADAPTER: Final = Kind("LoRA adapter", "readers read its weight without its scale")
 MTP: Final = Kind("projection of multi-token prediction", "vLLM has no place for its scale", able=True)
 HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
@@ -69,6 +70,11 @@ RULES: Final = (
     Rule(ATTENTION, tuple(f"attention.{part}_proj" for part in ("q", "k", "v", "out")), ("wavlm",)),
     Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # RWKV divides these weights in place
     Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
+    Rule(SCAN, ("mixer.out_proj",), ("nemotron_h*",)),  # its kernel for training reads this weight, as Mamba 2's does
+    Rule(READ, ("altup.*_coefs",), ("gemma3n*",)),  # clamped in training
+    Rule(READ, ("query_key", "self_attention.value"), ("reformer",)),
+    Rule(READ, ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias"), ("layoutlm*",)),
+    Rule(CAST, ("*_message_gate.down_proj",), ("inkling2_loop*",)),
     Rule(SPECIAL, ("lm_head",), ("idefics",)),
     Rule(ADAPTER, tuple(f"lora_{part}{tail}" for part in ("A", "B", "down", "mid", "up") for tail in ("", ".*"))),
     Rule(MTP, ("eh_proj", "mtp_layers.*.input_proj", "mtp_linear_proj.*")),  # DeepSeek-V3 and GLM, MiMo, Ernie
@@ -85,6 +91,7 @@ RULES: Final = (
         EMBEDDING,
         ("*embedding", "*embeddings", "*embedding_table", "embed_*", "*_emb", "emb", "*embedder", "codebook*"),
     ),
+    Rule(EMBEDDING, ("norm.scale", "norm.shift")),  # of WavTokenizer's adaptive norm
     Rule(EMBEDDING, ("*_embeds_layer", "*_embeds_layers.*", "*_embed.*", "*embeddings_table")),
     Rule(EMBEDDING, ("*embeddings.*", "*relative_attention_bias", "bias_values", "reference_points")),
     Rule(EMBEDDING, ("presence_token", "*_token", "mask_tokens", "query_feat", "queries_features")),
@@ -112,6 +119,10 @@ class Names(NamedTuple):
     """The vocabulary size in config.json, which is the number of rows of embeddings and heads."""
     attentions: frozenset[str]
     """The modules of class torch.nn.MultiheadAttention, recognized by their in_proj_weight."""
+    mixtures: frozenset[str]
+    """The modules that hold a router; those of Granite and JetMoE have stacked experts of other names beside it."""
+    tower: bool
+    """Whether all layers are in towers: then the model is a vision or audio model, and its layers are no tower's."""
 
 
 def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -122,19 +133,41 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
     """Return the facts about a checkpoint, from the names of its modules and tensors and from its config.json."""
-    rows = sizes_of(config).get("vocab_size")
-    suffix = ".in_proj_weight"
+    modules, rows = tuple(modules), sizes_of(config).get("vocab_size")
+    suffix, layers = ".in_proj_weight", {without_numbers(module) for module in modules if numbered(module)}
     return Names(
         str(config.get("model_type", "")),
-        any(numbered(module) for module in modules),
+        bool(layers),
         rows if isinstance(rows, int) else None,
         frozenset(name.removesuffix(suffix) for name in tensors if name.endswith(suffix)),
+        mixtures_of(modules),
+        bool(layers) and "text_config" not in config and all(map(tower_of, layers)),
+    )
+
+
+def is_router(module: str) -> bool:
+    """Return whether a module is a router or gate, by its name."""
+    return _by_name(without_numbers(module), "") is ROUTER
+
+
+def mixtures_of(modules: Iterable[str]) -> frozenset[str]:
+    """Return the modules that hold a router, or the module that a router is in."""
+    return frozenset(
+        ".".join(parts[:at])
+        for module in modules
+        if is_router(module)
+        for parts in [module.split(".")]
+        for at, part in enumerate(parts)
+        if part.endswith(("gate", "router"))
     )
 
 
 def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:
     """Return the kind of a module whose weight is a matrix of this shape."""
-    known = _by_name(without_numbers(module), names.model_type)
+    name = without_numbers(module)
+    known = _by_name(name, names.model_type)
+    if not names.tower and (known is None or known.able) and tower_of(name) is not None:
+        known = TOWER
     if module.rpartition(".")[0] in names.attentions and (known is None or known.able):
         return ATTENTION
     if known is not None:
@@ -153,16 +186,15 @@ def _by_name(module: str, model_type: str) -> Kind | None:
     """
     parts = module.split(".")
     tails = [".".join(parts[at:]) for at in range(len(parts))]
-    found = None
     for kind, patterns, models in RULES:
         if any(fnmatchcase(model_type, one) for one in models) and any(
             fnmatchcase(tail, pattern) for pattern in patterns for tail in tails
         ):
-            found = kind
-            break
-    return TOWER if (found is None or found.able) and tower_of(module) is not None else found
+            return kind
+    return None
 
 
+@lru_cache(maxsize=4096)
 def tower_of(module: str) -> str | None:
     """Return the part of a module's name that makes it part of a tower, or None."""
     return next((part for part in module.split(".") if any(fnmatchcase(part, one) for one in TOWERS)), None)

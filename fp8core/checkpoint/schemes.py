@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fp8core.checkpoint.kinds import numbered, tower_of
+from fp8core.checkpoint.kinds import is_router, mixtures_of, numbered, tower_of
 from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
@@ -16,6 +16,9 @@ GROUP_MX: Final = GroupShape(1, 32)
 """The group shape of MXFP8."""
 OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
 """Matches the names of modules that have no number among their parts."""
+_ROUTERS: Final = "gate", "router"
+ROUTERS: Final = rf"re:(.*\.)?({'|'.join(_ROUTERS)})$"
+"""Matches routers by the names that readers give them: transformers names Phi-MoE's ``gate`` ``router``."""
 
 
 class Scheme(NamedTuple):
@@ -82,6 +85,7 @@ def quantization_config(
       are not stored, and heads of a task are new;
     - one beside the name of each layer, and one in place of the names of a tower's modules: transformers gives modules
       other prefixes than checkpoints do;
+    - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
     - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
       to w3.
 
@@ -94,20 +98,27 @@ def quantization_config(
     ignore: set[str] = {"lm_head"} - fp8
     mixed = {tower_of(module) for module in fp8}
     tails = {_from_its_layer(module) for module in fp8}
-    mixtures = {_experts_of(module) for module in fp8}
+    leaves = {module.rpartition(".")[2] for module in fp8}
+    joined = {_experts_of(module) for module in fp8}
+    kept = tuple(kept)
+    mixtures = mixtures_of(module_of(tensor) for tensor, _ in kept)
     if all(numbered(module) for module in fp8):
         ignore.add(OUTSIDE_OF_LAYERS)
     for tensor, shape in kept:
         if len(shape) < 2 or not (tensor.endswith(WEIGHT) or len(shape) > 2):
             continue
         name = module_of(tensor)
-        tower, experts = tower_of(name), _experts_of(name)
-        if tower is not None and tower not in mixed:
+        tower, experts, parent = tower_of(name), _experts_of(name), name.rpartition(".")[0]
+        if experts is None and len(shape) == 3 and parent in mixtures:
+            experts = f"{parent}.experts"  # as vLLM names them
+        if tower is not None and tower not in mixed and (numbered(name) or OUTSIDE_OF_LAYERS not in ignore):
             ignore.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
-        elif experts is not None and experts not in mixtures:
+        elif experts is not None and experts not in joined:
             ignore.add(rf"re:{re.escape(experts)}(\..*)?$")
         elif tensor.endswith(WEIGHT):
             ignore.add(name)
+            if is_router(name) and leaves.isdisjoint(_ROUTERS):
+                ignore.add(ROUTERS)
             tail = _from_its_layer(name)
             if tail is not None and tail not in tails:
                 ignore.add(rf"re:(.*\.)?{re.escape(tail)}$")

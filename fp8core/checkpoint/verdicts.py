@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from fp8core.checkpoint import kinds
+from fp8core.checkpoint.experts import stack_of
 from fp8core.checkpoint.files import FLOATS, Entry
 from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.checkpoint.schemes import Scheme
@@ -88,7 +89,7 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
     def verdict(status: Status, reason: str, *, chosen: bool = False) -> Verdict:
         return Verdict(entry.name, entry.dtype, entry.shape, status, reason, chosen)
 
-    unable = _not_a_matrix(entry)
+    unable = _not_a_matrix(entry, names)
     if unable:
         return verdict("kept", unable)
     module = module_of(entry.name)
@@ -113,11 +114,12 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
     return verdict("quantized", kind.name)
 
 
-def _not_a_matrix(entry: Entry) -> str:
+def _not_a_matrix(entry: Entry, names: kinds.Names) -> str:
     """Return why a tensor cannot be the weight of a linear layer; empty if it can."""
-    expert = "expert" in entry.name and len(entry.shape) == 3
-    if expert:
-        return "experts in one tensor of 3 axes: compressed-tensors has no layer for it (split_experts splits it)"
+    beside_router = module_of(entry.name).rpartition(".")[0] in names.mixtures
+    if len(entry.shape) == 3 and ("expert" in entry.name or beside_router):
+        splits = " (split_experts splits it)" if stack_of(entry) is not None else ""
+        return f"experts in one tensor of 3 axes: compressed-tensors has no layer for it{splits}"
     if len(entry.shape) != 2:
         return f"{len(entry.shape)}-D: {'a norm or bias' if len(entry.shape) < 2 else 'not a matrix'}"
     if entry.dtype not in FLOATS:

@@ -39,6 +39,11 @@ def not_finite(weight: torch.Tensor) -> bool:
     return not weight.is_meta and not torch.stack(weight.detach().aminmax()).isfinite().all()  # NaN is both of them
 
 
+def dtype_of(weight: torch.Tensor) -> str:
+    """Return the name of a tensor's dtype."""
+    return str(weight.dtype).removeprefix("torch.")
+
+
 def refused(names: Sequence[str]) -> CheckpointError:
     """Return the error for weights that are `not_finite`, in the words of ``fp8core quantize``."""
     others = f" (and {len(names) - 1} other weights)" if len(names) > 1 else ""
@@ -73,24 +78,31 @@ def _shared_weights(model: nn.Module) -> dict[int, list[str]]:
 
 
 class _Chosen(NamedTuple):
-    """What decides about a layer by its name: the caller's patterns, and the kinds of the model's names."""
+    """What decides about a layer: the caller's patterns, the kinds of the model's names, and what the model says."""
 
     patterns: Selection
     names: kinds.Names
+    head: object
+    """The head over the vocabulary, if it is a model of transformers that has one."""
 
-    def reason_to_keep(self, name: str, shape: tuple[int, ...]) -> str | None:
+    def reason_to_keep(self, name: str, layer: nn.Linear) -> str | None:
         """Return why a layer of this name stays as it is, or None."""
         excluded = self.patterns.excluded_by(name)
         if excluded is not None:
             return f"its name matches exclude, '{excluded}'"
         if self.patterns.include is not None:
             return "its name matches no pattern of include" if self.patterns.included_by(name) is None else None
-        kind = kinds.kind_of(name, shape, self.names)
-        return None if kind in _LINEAR else f"its name says {kind.name}"
+        kind = kinds.kind_of(name, tuple(layer.weight.shape), self.names)
+        if kind in _LINEAR:
+            return "it is the model's head" if layer is self.head else None
+        return f"its name says {kind.name}"
 
 
 class Sorted(NamedTuple):
-    """The linear layers of a model by name: the places of those to quantize, and why the others are kept."""
+    """The linear layers of a model by name: the places of those to quantize, and why the others are kept.
+
+    Stacked experts are among those that are kept, by the names of their parameters.
+    """
 
     chosen: dict[str, list[Place]]
     kept: dict[str, str]
@@ -110,13 +122,18 @@ def sorted_layers(model: nn.Module, include: Sequence[str] | None, exclude: Sequ
             found.chosen[name] = places
         else:
             found.kept[name] = reason
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 3 and "expert" in name and dtype_of(parameter) in HIGH_PRECISION:
+            found.kept[name] = "it stacks experts: fp8core.transformers.split_experts_ separates those that it can"
     return found
 
 
 def _choice_of(model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str]) -> _Chosen:
     patterns = selection(include, exclude, (name for name, _ in layers_of(model)))
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
-    return _Chosen(patterns, kinds.names_of((), (), {"model_type": model_type}))
+    head = getattr(model, "get_output_embeddings", None)
+    names = kinds.names_of([name for name, _ in layers_of(model)], (), {"model_type": model_type})
+    return _Chosen(patterns, names._replace(layered=False), head() if callable(head) else None)
 
 
 def _reason_to_keep(
@@ -144,11 +161,11 @@ def _reason_to_keep(
         return "accelerate has offloaded its weight: quantize before dispatching"
     if has_own_forward(layer):
         return "its forward is not that of torch.nn"
-    if str(weight.dtype).removeprefix("torch.") not in HIGH_PRECISION:
+    if dtype_of(weight) not in HIGH_PRECISION:
         return f"its weight is {weight.dtype}"
     if not weight.numel():
         return "its weight has no elements"
-    return chosen.reason_to_keep(name, tuple(weight.shape))
+    return chosen.reason_to_keep(name, layer)
 
 
 def _unusual_parameter(layer: nn.Linear) -> str | None:

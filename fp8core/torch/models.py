@@ -29,7 +29,7 @@ class Report(NamedTuple):
     quantized: tuple[str, ...]
     """The names of the layers that were quantized."""
     kept: dict[str, str]
-    """The names of the linear layers that were not, each with the reason."""
+    """The names of the linear layers, and of stacked experts' parameters, that were not, each with the reason."""
 
 
 def quantize_model_(
@@ -65,7 +65,7 @@ def quantize_model_(
         batch_invariant: as for `Linear`.
 
     Returns:
-        The names of the quantized layers, and why other linear layers were kept.
+        The names of the quantized layers, and why other linear layers and stacked experts were kept.
 
     Raises:
         CheckpointError: scheme or a regular expression is not valid, or a pattern matches no layer; or a weight to be

@@ -45,8 +45,39 @@ CONFIGS = {
     "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=32),
     "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=32, decoder_sparse_step=1),
     "mixtral": lambda: transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "phimoe": lambda: transformers.PhimoeConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2),
+    "biogpt": lambda: transformers.BioGptConfig(**SIZES),
     "phi3": lambda: transformers.Phi3Config(**SIZES, pad_token_id=0),
     "deepseek_v3": lambda: transformers.DeepseekV3Config(**{**SIZES, **LATENT}),
+    "gpt_neox": lambda: transformers.GPTNeoXConfig(**SIZES),
+    "gemma3n": lambda: transformers.Gemma3nTextConfig(
+        **{**SIZES, "intermediate_size": [320, 320]},
+        head_dim=32,
+        vocab_size_per_layer_input=96,
+        hidden_size_per_layer_input=16,
+        num_kv_shared_layers=0,
+        laurel_rank=8,
+        altup_num_inputs=2,
+        activation_sparsity_pattern=[0.0, 0.0],
+        layer_types=["sliding_attention", "full_attention"],
+    ),
+    "falcon_h1": lambda: transformers.FalconH1Config(
+        **SIZES, mamba_d_ssm=128, mamba_n_heads=4, mamba_d_head=32, mamba_d_state=16, mamba_chunk_size=8
+    ),
+    "nemotron_h": lambda: transformers.NemotronHConfig(
+        **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
+        layers_block_type=["mamba", "attention", "mlp", "moe"],
+        head_dim=32,
+        ssm_state_size=16,
+        mamba_num_heads=8,
+        mamba_head_dim=32,
+        n_groups=1,
+        chunk_size=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=128,
+        moe_shared_expert_intermediate_size=128,
+    ),
 }
 TOKENS = torch.randint(0, 96, (2, 7), generator=torch.Generator().manual_seed(3))
 

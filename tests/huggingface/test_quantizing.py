@@ -82,7 +82,7 @@ def test_the_bytes_of_the_command(kind, scheme, tmp_path):
     assert torch.equal(logits(from_pretrained(tmp_path / "saved")), found)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe", "phimoe"])
 def test_transformers_reads_what_was_saved(kind, tmp_path):
     pytest.importorskip("compressed_tensors")
     wanted = written(kind, tmp_path / "wide")
@@ -293,3 +293,40 @@ def test_t5_keeps_the_layers_that_decide_the_dtype_of_their_input():
     assert sorted({name.rpartition(".")[2] for name in report.quantized}) == ["k", "o", "q", "v", "wi"]
     assert {name.rpartition(".")[2] for name in report.kept} == {"wo"}
     assert 0.001 < distance(found, wanted) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("kind", "kept"),
+    [
+        ("gpt_neox", set()),
+        ("gemma3n", {"correction_coefs", "prediction_coefs", "modality_router"}),
+        ("falcon_h1", {"in_proj", "out_proj"}),
+        ("nemotron_h", {"out_proj"}),
+    ],
+)
+def test_other_families(kind, kept, tmp_path):
+    """What their layers keep; the rest is quantized alike from the files and in memory, and saved and loaded again."""
+    wanted = written(kind, tmp_path / "wide")
+    model = from_pretrained(tmp_path / "wide")
+    layers, found = fp8_layers(model), logits(model)
+    assert 0.001 < distance(found, wanted) < 0.15
+    model.save_pretrained(tmp_path / "fp8")
+    assert torch.equal(logits(from_pretrained(tmp_path / "fp8")), found)
+    report = fp8core.torch.quantize_model_(random_model(kind))
+    assert {name for name in layers if ".experts." not in name} <= set(report.quantized)
+    left = {name.rpartition(".")[2] for name, reason in report.kept.items() if "stacks experts" not in reason}
+    assert left == {*kept, "lm_head"}
+
+
+def test_stacked_experts_that_stay_are_reported():
+    kept = fp8core.torch.quantize_model_(random_model("qwen3_moe")).kept
+    for part in ("gate_up_proj", "down_proj"):
+        assert "split_experts_" in kept[f"model.layers.0.mlp.experts.{part}"]
+
+
+def test_a_head_stays_whatever_its_name():
+    """In a file it is outside of the layers; in a model `quantize_model_` asks for it."""
+    report = fp8core.torch.quantize_model_(random_model("biogpt"))
+    assert report.kept == {"output_projection": "it is the model's head"}
+    asked = fp8core.torch.quantize_model_(random_model("biogpt"), include=["output_projection"])
+    assert asked.quantized == ("output_projection",)

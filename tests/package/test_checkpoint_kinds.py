@@ -24,6 +24,7 @@ from support.planned import MLP, L, folder, reasons, statuses
         ("embeddings.position_embeddings", "embedding"),
         ("gpt_neox.embed_in", "embedding"),
         ("tok_embeddings", "embedding"),
+        ("backbone.convnext.0.norm.scale", "embedding"),
         ("lm_head", "head"),
         ("score", "head"),
         ("classifier", "head"),
@@ -75,6 +76,12 @@ def test_a_name_tells_what_a_module_is(module, kind):
         ("wavlm", "encoder.layers.0.attention.q_proj"),
         ("rwkv", "rwkv.blocks.0.attention.output"),
         ("deepseek_v32", f"{L}self_attn.indexer.weights_proj"),
+        ("nemotron_h", "backbone.layers.0.mixer.out_proj"),
+        ("gemma3n_text", f"{L}altup.prediction_coefs"),
+        ("gemma3n", "model.language_model.layers.0.altup.correction_coefs"),
+        ("reformer", "reformer.encoder.layers.0.attention.self_attention.query_key"),
+        ("layoutlmv3", "layoutlmv3.encoder.0.rel_pos_x_bias"),
+        ("inkling2_loop_text", f"{L}mlp_message_gate.down_proj"),
     ],
 )
 def test_a_layer_whose_weight_the_model_itself_asks_stays(model_type, module):
@@ -140,6 +147,34 @@ def test_towers_are_ignored_by_whatever_name_readers_give_them(tmp_path):
     assert not is_ignored(tower, both)
 
 
+def test_the_layers_of_a_model_that_is_a_tower_are_quantized(tmp_path):
+    layer, head, text = "vit.encoder.layer.0.output.dense", "vit.pooler.dense", "text_model.layers.0.fc1"
+    source = folder(tmp_path / "alone", dict.fromkeys((f"{layer}.weight", f"{head}.weight"), (64, 64)))
+    assert statuses(source) == {layer: "quantized", head: "kept"}
+    plan = plan_checkpoint(source)
+    assert not is_ignored(layer, plan)
+    assert is_ignored(head, plan)
+    source = folder(tmp_path / "beside", dict.fromkeys((f"{layer}.weight", f"{text}.weight"), (64, 64)))
+    assert statuses(source) == {layer: "kept", text: "quantized"}
+    source = folder(tmp_path / "shard", {f"{layer}.weight": (64, 64)}, text_config={})
+    assert statuses(source) == {layer: "kept"}
+
+
+def test_what_is_beside_the_layers_does_not_make_them_a_tower(tmp_path):
+    """transformers stores ViT-MSN's layers without the prefix of its embeddings, and loads them with it."""
+    shapes = {"encoder.layer.0.output.dense.weight": (64, 64), "vit.embeddings.projection.weight": (64, 3, 8, 8)}
+    plan = plan_checkpoint(folder(tmp_path / "in", shapes))
+    assert not is_ignored("vit.layers.0.mlp.fc2", plan)
+    assert is_ignored("vit.embeddings.projection", plan)
+
+
+def test_routers_are_ignored_by_whatever_name_readers_give_them(tmp_path):
+    source = folder(tmp_path / "in", {f"{L}block_sparse_moe.gate.weight": (4, 64), f"{MLP[2]}.weight": (64, 64)})
+    plan = plan_checkpoint(source)
+    assert is_ignored(f"{L}mlp.router", plan)
+    assert not is_ignored(f"{L}mlp.gate_proj", plan)
+
+
 def test_layers_are_ignored_by_whatever_prefix_readers_give_them(tmp_path):
     names = [f"language_model.model.layers.{layer}.mlp.down_proj" for layer in range(2)]
     source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names})
@@ -179,6 +214,19 @@ def test_experts_that_stay_are_ignored_by_the_names_that_vllm_asks_for(tmp_path,
         assert "experts in one tensor of 3 axes" in plan.verdicts[0].reason
     else:
         assert not is_ignored(f"{L}mlp.experts.0.w1", plan)
+
+
+def test_experts_of_any_name_are_stacked_beside_a_router(tmp_path):
+    """Granite's, for which vLLM has a layer called experts. Convolutions have 3 axes, too."""
+    shapes = {"moe.input_linear": (4, 128, 64), "moe.router.layer": (4, 64), "mamba.conv1d": (64, 1, 4)}
+    source = folder(
+        tmp_path / "in", {f"{L}{name}.weight": shape for name, shape in shapes.items()} | {f"{MLP[2]}.weight": (64, 64)}
+    )
+    why, plan = reasons(source), plan_checkpoint(source)
+    assert why[f"{L}moe.input_linear"] == "experts in one tensor of 3 axes: compressed-tensors has no layer for it"
+    assert why[f"{L}mamba.conv1d"] == "3-D: not a matrix"
+    assert is_ignored(f"{L}moe.experts.0.gate_proj", plan)
+    assert not is_ignored(f"{L}mlp.gate_proj", plan)
 
 
 @pytest.mark.parametrize("name", ["lm_head", "cls.predictions.decoder", "score", "model.vision_tower.fc1"])
