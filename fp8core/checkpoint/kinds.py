@@ -33,6 +33,9 @@ ATTENTION: Final = Kind("torch.nn.MultiheadAttention", "readers read its weight 
 SPECIAL: Final = Kind("special linear layer", "readers have no FP8 layer for it")
 CAST: Final = Kind("layer that decides its input's dtype", "transformers casts it to the weight's dtype", able=True)
 READ: Final = Kind("layer whose weight the model reads", "transformers reads its weight without its scale")
+READ_IN_TRAINING: Final = Kind(
+    "layer whose weight training reads", "transformers reads its weight without its scale in training", able=True
+)
 ADAPTER: Final = Kind("LoRA adapter", "readers read its weight without its scale")
 MTP: Final = Kind("projection of multi-token prediction", "vLLM has no place for its scale", able=True)
 HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
@@ -70,8 +73,8 @@ RULES: Final = (
     Rule(ATTENTION, tuple(f"attention.{part}_proj" for part in ("q", "k", "v", "out")), ("wavlm",)),
     Rule(SPECIAL, ("attention.output", "feed_forward.value"), ("rwkv",)),  # RWKV divides these weights in place
     Rule(SCAN, ("mixer.*",), ("mamba", "mamba2", "falcon_mamba")),
-    Rule(SCAN, ("mixer.out_proj",), ("nemotron_h*",)),  # its kernel for training reads this weight, as Mamba 2's does
-    Rule(READ, ("altup.*_coefs",), ("gemma3n*",)),  # clamped in training
+    Rule(READ_IN_TRAINING, ("mixer.out_proj",), ("nemotron_h*",)),  # by the kernel of its scan, as Mamba 2's is
+    Rule(READ_IN_TRAINING, ("altup.*_coefs",), ("gemma3n*",)),  # clamped
     Rule(READ, ("query_key", "self_attention.value"), ("reformer",)),
     Rule(READ, ("rel_pos_bias", "rel_pos_x_bias", "rel_pos_y_bias"), ("layoutlm*",)),
     Rule(CAST, ("*_message_gate.down_proj",), ("inkling2_loop*",)),

@@ -125,6 +125,14 @@ def test_what_readers_cannot_read_is_refused_where_it_is_asked_for(tmp_path, nam
     assert statuses(source, include=["*"])[name] == "refused"
 
 
+def test_a_layer_that_only_training_reads_may_be_asked_for(tmp_path):
+    module = "backbone.layers.0.mixer.out_proj"
+    tensors = {f"{module}.weight": (64, 64), "backbone.layers.0.mixer.up_proj.weight": (64, 64)}
+    source = folder(tmp_path / "in", tensors, model_type="nemotron_h")
+    assert statuses(source)[module] == "kept"
+    assert statuses(source, include=["*.out_proj"])[module] == "quantized"
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_head_may_be_asked_for_unless_it_is_the_embedding(tmp_path, nested):
     tensors = {"lm_head.weight": (64, 64), f"{L}mlp.up_proj.weight": (64, 64)}
