@@ -20,7 +20,7 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear import fused
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
-from fp8core.kernels.linear.table import LINEAR, Steps
+from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
 from fp8core.ops.linear import LinearOptions
 from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.problem import Linear, Quantize
@@ -36,12 +36,21 @@ INF = float("inf")
 
 def problem(m, n, k, *, static=False, x="bfloat16", alignment=16, group=PER_TOKEN, scale_ub=INF, **fields):
     """Return a layer of aligned matrices, per token or with a given scale per tensor."""
-    quantize = Quantize(H200, x, "float8_e4m3fn", group, static, "float32", "k", k, alignment)
+    form = PER_TENSOR if static else group, static, "float32", "k"
+    quantize = Quantize(H200, x, "float8_e4m3fn", *form, k, alignment)
     of_x = {"scale_a": "tensor", "scale_a_strides": (0, 0)} if static else {}
     return Linear(quantize, product(m, n, k, **{**of_x, "lda": k, "ldb": k, **fields}), k, scale_ub)
 
 
-SHAPES = ((1, 4096, 4096), (2, 6144, 4096), (1, 7168, 16384), (3, 2112, 1024), (8, 28672, 1024), (1, 100, 16))
+SHAPES = (
+    (1, 4096, 4096),
+    (2, 6144, 4096),
+    (1, 7168, 16384),
+    (3, 2112, 1024),
+    (8, 28672, 1024),
+    (1, 100, 16),
+    (1, 100, 16384),
+)
 WAYS = list(itertools.product(SHAPES, (False, True), (False, True)))
 
 
@@ -55,7 +64,8 @@ def test_the_product_lies_as_that_of_two_launches_and_fits(shape, static, invari
     assert plan.a_stages * plan.split_k >= chunks
     team = 128 * plan.m_warpgroups * plan.k_warpgroups // row_teams(layer)
     assert m <= row_teams(layer)
-    assert team * vectors(layer) * 8 * (plan.split_k if static else 1) >= k
+    columns = decode_config.BLOCK_K * (plan.a_stages if static else chunks)
+    assert team * (vectors(layer) - 1) * 8 < columns <= team * vectors(layer) * 8
     depth = decode_config.stages(plan, side, 0, H200)
     asked = decode_config.dynamic_bytes(plan, side, 0, depth, H200)
     assert decode_config.ring_bytes(plan, side, depth) <= asked
@@ -65,13 +75,15 @@ def test_the_product_lies_as_that_of_two_launches_and_fits(shape, static, invari
 @pytest.mark.parametrize("static", [False, True])
 def test_few_elements_take_one_launch(static):
     for m, n, k in SHAPES:
-        assert LINEAR.explain(problem(m, n, k, static=static)).chosen == "fused"
+        told = explain_linear(problem(m, n, k, static=static))
+        assert (told.chosen, told.before) == ("fused", ())
 
 
 @pytest.mark.parametrize(
     ("shape", "fields", "words", "instead"),
     [
-        ((1, 4096, 4 * MOST_ELEMENTS), {}, "elements", "overlapped"),
+        ((1, 4096, 4 * MOST_ELEMENTS), {}, "needs registers", "overlapped"),
+        ((1, 4096, 1 << 18), {"static": True}, "shared memory", "overlapped"),
         ((16, 4096, 4096), {}, "elements", "overlapped"),
         ((1, 4096, 4096), {"x": "float32"}, "float32", "overlapped"),
         ((1, 4096, 4096), {"alignment": 8}, "aligned to 8", "overlapped"),
@@ -170,10 +182,19 @@ def test_room_for_a_quantization_of_64_rows_costs_nothing_of_the_weight_in_fligh
     assert config.ctas_per_sm * block + PRODUCER_BYTES <= H200.shared_bytes + 1024
 
 
-def test_a_product_of_another_kernel_is_planned_as_ever(monkeypatch):
+@pytest.mark.parametrize(
+    ("m", "fields"),
+    [
+        (100, {}),
+        (100, {"batch_invariant": True}),  # by sm90_decode, but in panels of 64 rows
+        (16, {"target": H200._replace(arch=100)}),
+    ],
+    ids=str,
+)
+def test_other_products_behind_a_producer_are_planned_as_ever(m, fields, monkeypatch):
     monkeypatch.setattr(SCALED_MM, "plan", lambda problem: problem)
-    many = problem(100, 6144, 4096).product
-    assert plan_behind_producer(many) == many
+    alone = problem(m, 6144, 4096, **fields).product
+    assert plan_behind_producer(alone) == alone
 
 
 def test_explain_tells_the_way():
