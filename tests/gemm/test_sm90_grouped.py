@@ -13,12 +13,12 @@ from fp8core.kernels.gemm.sm90 import tiled
 from fp8core.kernels.gemm.sm90.tiled import loads_scale_tiles
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.args import MOST_GROUPS, capacity, most_row_tiles, table_bytes
-from fp8core.kernels.grouped.generic import GENERIC_GROUPED, HOST
+from fp8core.kernels.grouped.generic import GENERIC_GROUPED, HOST, grid
 from fp8core.kernels.grouped.sm90 import SM90_GROUPED, candidates, plan_grouped
 from fp8core.problem import HOST as ON_THE_HOST
 from fp8core.problem import GroupedMm, ScaledMm
 from fp8core.runtime import jit
-from support.targets import H200, MI300
+from support.targets import H200, MI300, on
 
 E4M3 = "float8_e4m3fn"
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "grouped"
@@ -111,12 +111,28 @@ def test_tiles_of_64_rows_wherever_groups_end(groups, m, tiles):
     assert most_row_tiles(product(groups, m, 2048, 512), 64) == tiles
 
 
+@pytest.mark.parametrize(
+    ("target", "m", "side", "threads"),
+    [
+        (H200, 8 * 128, 128, 256),
+        (H200, 8 * 128 - 1, 64, 128),
+        (on(0x1100), 8 * 128, 64, 128),
+        (MI300, 8 * 128, 128, 256),
+    ],
+    ids=str,
+)
+def test_the_fallback_has_large_tiles_where_groups_fill_them_and_registers_hold_them(target, m, side, threads):
+    problem = product(8, m, 2048, 512)
+    problem = problem._replace(product=problem.product._replace(target=target, use_fast_accum=False))
+    assert grid(problem) == (most_row_tiles(problem, side) * 2048 // side, threads)
+
+
 @pytest.mark.parametrize(("m", "n", "blocks"), [(1, 128, 2), (1, 256, 2), (3, 128, 4), (8192, 4096, 132)])
 def test_blocks_of_a_launch_are_whole_clusters(m, n, blocks):
     with mock.patch.object(jit, "prepare") as prepare:
         plan_grouped(product(8, m, n, 16384), Tile(128, 128, cluster=2))
-    (grid, _, _), _ = prepare.return_value.bind_args.call_args.args
-    assert grid == blocks
+    (launched, _, _), _ = prepare.return_value.bind_args.call_args.args
+    assert launched == blocks
 
 
 def test_the_table_of_groups_takes_memory_from_the_ring():
