@@ -20,6 +20,7 @@ from support.blaslt_tools import problem
 from support.emulation import CUDA, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.recorder import Recorder
+from support.targets import H200
 
 
 @pytest.fixture
@@ -234,6 +235,13 @@ def test_nothing_is_cleared_without_an_amax(stub, kernels):
 def test_an_epilogue_has_blocks_for_all_channels_and_rows_that_run_at_once(m, n, blocks):
     with mock.patch.object(jit, "prepare") as prepare:
         plan_end(problem(m=m, n=n, ldo=n))
+    assert prepare.return_value.bind_args.call_args.args[0] == (blocks, 1, 1)
+
+
+@pytest.mark.parametrize(("halves", "blocks"), [(0, 1), (1024, 1), (1025, 2), (1 << 30, 132 * 8)])
+def test_one_launch_moves_everything_with_a_block_at_least_for_a_number_alone(halves, blocks):
+    with mock.patch.object(jit, "prepare") as prepare:
+        plan_moves(H200, (NOTHING, NOTHING, NOTHING), halves)
     assert prepare.return_value.bind_args.call_args.args[0] == (blocks, 1, 1)
 
 

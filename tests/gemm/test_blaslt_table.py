@@ -7,6 +7,7 @@ import pytest
 from fp8core.errors import UnsupportedProblemError
 from fp8core.kernels.gemm.blaslt import query
 from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_PAD_M
+from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
@@ -147,6 +148,13 @@ REFUSALS = [
         "cublaslt",
         "the library chooses its algorithm by m, so the sums of a row would depend on the batch",
     ),
+    (problem(scale_dtype="float8_e8m0fnu"), "cublaslt", "takes scales of float32, got float8_e8m0fnu"),
+    (
+        problem(m=MOST_COUNTED + 1),
+        "cublaslt",
+        f"needs m, n and k of at most {MOST_COUNTED}, got m={MOST_COUNTED + 1} n=256 k=4096",
+    ),
+    (problem(activation="gelu"), "cublaslt", "the library has no activation but gelu_tanh, got gelu"),
     (problem(alignment=8), "cublaslt", "needs addresses and rows aligned to 16 bytes, got 8"),
     (problem(k=4104), "cublaslt", "needs k, lda and ldb that are multiples of 16, got k=4104 lda=4096 ldb=4096"),
     (
@@ -200,6 +208,17 @@ REFUSALS = [
         problem("group x block", m=67, bias="bfloat16", vectors_alignment=2),
         "cublaslt_pad_m",
         "needs a bias at an address divisible by 16, got 2",
+    ),
+    (problem("group x block", m=67, target=ADA), "cublaslt_pad_m", "needs wgmma (sm_90), got sm_89 (device 0)"),
+    (
+        problem("group x block", m=67, activation="gelu_tanh"),
+        "cublaslt_pad_m",
+        "takes no activation, as it copies or divides the result, got gelu_tanh",
+    ),
+    (
+        problem("group x block", m=67, beta=2.0),
+        "cublaslt_split_m",
+        "takes no beta, as it copies or divides the result, got 2.0",
     ),
     (problem("row"), "cublaslt_split_m", "needs 1x128 scales of a, got scale_a per row"),
     (
