@@ -64,6 +64,8 @@ CHOICES = [
     (problem(out="float8_e4m3fn", out_scale=True), "cublaslt_relayout"),
     (problem("row", out="float8_e4m3fn", out_scale=True, amax=True), "cublaslt_epilogue"),
     (problem(amax=True), "cublaslt_epilogue"),
+    (problem(activation="gelu_tanh", beta=2.0), "cublaslt"),
+    (problem(activation="gelu"), "cublaslt_epilogue"),
     (problem(b="float8_e5m2"), "cublaslt"),
     (problem(vectors_alignment=4), "cublaslt_relayout"),
     (problem("row", bias="bfloat16", vectors_alignment=2), "cublaslt_relayout"),

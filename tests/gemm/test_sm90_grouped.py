@@ -9,7 +9,7 @@ import pytest
 
 import fp8core
 from fp8core.kernels.gemm.requirements import MOST_COUNTED
-from fp8core.kernels.gemm.sm90 import tiled
+from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
 from fp8core.kernels.gemm.sm90.tiled import loads_scale_tiles
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.args import MOST_GROUPS, capacity, most_row_tiles, table_bytes
@@ -154,6 +154,33 @@ def test_candidates_are_tiles_of_one_block_with_one_slice_a_warpgroup(out, bias)
     found = candidates(problem._replace(product=problem.product._replace(out=out, bias=bias)))
     assert found
     assert {(tile.cluster, tile.m_slices, tile.pingpong, tile.split_k) for tile in found} == {(1, 1, False, 1)}
+
+
+BLOCKS = {"scale_a": "group", "scale_b": "block", "scale_a_strides": (1, 8192), "scale_b_strides": (32, 1)}
+FULL = {"out": "float32", "bias": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "spill"),
+    [
+        (FULL, set()),
+        ({"use_fast_accum": False}, set()),
+        ({"use_fast_accum": False, "out": "float32"}, {(192, 128)}),
+        (BLOCKS, set()),
+        ({**BLOCKS, "scale_a_strides": (32, 1)}, {(192, 128)}),  # which threads load
+        ({**BLOCKS, "out": "float32"}, set()),
+        ({**BLOCKS, "bias": "float32"}, set()),
+        ({**BLOCKS, **FULL}, {(128, 96), (128, 128)}),
+    ],
+)
+def test_tiles_for_even_waves_and_those_without_registers_for_groups_are_no_candidates(changes, spill):
+    problem = product(8, 8192, 4096, 4096)
+    problem = problem._replace(product=problem.product._replace(**changes))
+    single = {tile for tile in tiled_cost.tiles(problem.product) if tile.cluster == tile.m_slices == 1}
+    left_out = {tile for tile in single if not tile.pingpong} - set(candidates(problem))
+    even_waves = {(rows, columns) for rows in (128, 192) for columns in (80, 112)}
+    assert {(tile.rows, tile.columns) for tile in left_out} - even_waves == spill
+    assert not even_waves & {(tile.rows, tile.columns) for tile in candidates(problem)}
 
 
 def test_the_arguments_of_groups_and_the_maps_of_all_weights():
