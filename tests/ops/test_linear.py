@@ -241,6 +241,7 @@ def test_codes_and_scales_have_room_of_their_own_in_the_scratch(rows, cols, grou
     x = TensorSpec("x", "bfloat16", (rows, cols), (cols, 1), H200)
     q = codes_in_scratch(x, "float8_e4m3fn", group, None, None, None)
     assert q.stride >= cols
+    assert (q.codes.strides, q.stride % 16) == ((q.stride, 1), 0)  # as the product reads them and kernels need them
     assert q.scale_offset >= rows * q.stride
     assert q.bytes >= q.scale_offset + 4 * prod(q.scale.shape)
     assert q.scale_offset % 256 == q.bytes % 256 == 0
