@@ -7,6 +7,7 @@ from math import prod
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import fp8core
@@ -25,13 +26,14 @@ from fp8core.ops.linear import LinearOptions
 from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.problem import Linear, Quantize
 from fp8core.runtime import jit
-from support.engines import fresh
+from support.engines import assert_same_bytes, fresh
 from support.recorder import Recorder
 from support.sm90_products import asked  # noqa: F401
 from support.sm90_products import problem as product
 from support.targets import H200
 
 INF = float("inf")
+HALF = 0.5
 
 
 def problem(m, n, k, *, static=False, x="bfloat16", alignment=16, group=PER_TOKEN, scale_ub=INF, **fields):
@@ -205,6 +207,25 @@ def test_explain_tells_the_way():
     assert "fused" in str(got)
 
 
+@pytest.mark.parametrize("bound", [HALF, np.float32([HALF])], ids=["number", "array"])
+def test_an_upper_bound_is_that_of_the_quantization(bound):
+    x, weight = fresh((3, 256)), fp8core.quantize(fresh((64, 256)))
+    want = fp8core.scaled_mm_nt(fp8core.quantize(x, scale_ub=bound), weight, out_dtype="float32")
+    assert_same_bytes(fp8core.linear(x, weight, scale_ub=bound, out_dtype="float32"), want)
+    way = fp8core.explain(fp8core.linear, fp8core.ArraySpec((1, 256), "bfloat16"), weight, scale_ub=bound, target=H200)
+    linear = way if way.problem._fields == Linear._fields else way.before[1]
+    assert linear.chosen == ("fused" if bound is HALF else "overlapped")
+    with pytest.raises(fp8core.ScaleError, match="scale_ub needs to be left out where x is FP8"):
+        fp8core.linear(fp8core.quantize(x), weight, scale_ub=bound)
+
+
+@pytest.mark.parametrize("group", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_one_number_is_the_scale_of_all_of_x_whatever_the_group_shape_is(group):
+    weight, q = fp8core.quantize(fresh((64, 256))), fp8core.quantize(fresh((3, 256)), group_shape=PER_TENSOR)
+    want = fp8core.scaled_mm_nt(q, weight)
+    assert_same_bytes(fp8core.linear(q.data, weight, input_scale=q.scale, group_shape=group), want)
+
+
 @pytest.mark.parametrize("stable", [False, True])
 def test_only_a_weight_that_may_be_is_prefetched(stable, asked):
     launch = plan_fused(problem(1, 4096, 4096, prefetch_weight=stable))
@@ -257,7 +278,8 @@ def test_the_product_has_its_scratch_behind_codes_and_scales(given):
     quantize = SimpleNamespace(bind=lambda numbers: lambda *addresses: seen.append(addresses))
     multiply = ready(lambda *addresses: seen.append(addresses), scratch_bytes=1000)
     made = planned(lambda prefetch: Steps(quantize, multiply), q)
-    assert made.scratch_bytes == q.bytes + 1000
+    assert (made.scratch_bytes, made.prefetching) == (q.bytes + 1000, None)
+    assert planned(lambda prefetch: Steps(None, multiply), q).scratch_bytes == 1000
     made.launch(7, *range(1, 8), 1 << 20)
     of_x = 5 if given else (1 << 20) + q.scale_offset
     assert seen == [
