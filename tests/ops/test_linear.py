@@ -12,6 +12,7 @@ import pytest
 
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
+from fp8core.core.calls import Planned
 from fp8core.core.specs import TensorSpec
 from fp8core.kernels.gemm.args import ready
 from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
@@ -22,7 +23,7 @@ from fp8core.kernels.linear import fused
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
 from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
-from fp8core.ops.linear import LinearOptions
+from fp8core.ops.linear import LINEAR_CALLS, LinearOptions
 from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.problem import Linear, Quantize
 from fp8core.runtime import jit
@@ -241,7 +242,11 @@ def test_a_launch_that_reads_early_gets_no_scratch_that_is_too_small(monkeypatch
     made = []
 
     def planned(name, scratch_bytes):
-        return lambda problem: ready(lambda *_: made.append(name), scratch_bytes=scratch_bytes, prefetches_weight=True)
+        def plan(problem):
+            assert problem.prefetch_weight == (name == "early")
+            return ready(lambda *_: made.append(name), scratch_bytes=scratch_bytes, prefetches_weight=True)
+
+        return plan
 
     module = import_module("fp8core.ops.linear")  # the package's attribute of this name is the function
     monkeypatch.setattr(module, "SCALED_MM", SimpleNamespace(plan=planned("late", 64)))
@@ -253,6 +258,35 @@ def test_a_launch_that_reads_early_gets_no_scratch_that_is_too_small(monkeypatch
     plan = described.plan()
     plan.prefetching()(0, *range(8))
     assert (plan.scratch_bytes, made) == (64, ["early" if needed == 64 else "late"])
+
+
+def test_a_layer_that_quantizes_has_a_launch_that_reads_early_too(monkeypatch):
+    asked = []
+
+    def plan(layer):
+        asked.append(layer.product.prefetch_weight)
+        return Steps(None, ready(lambda *_: None, prefetches_weight=True))
+
+    monkeypatch.setattr(import_module("fp8core.ops.linear"), "LINEAR", SimpleNamespace(plan=plan))
+    x, weight = (
+        TensorSpec("x", "bfloat16", (4, 64), (64, 1), H200),
+        TensorSpec("", "float8_e4m3fn", (8, 64), (64, 1), H200),
+    )
+    scale = TensorSpec("weight_scale", "float32", (1,), (1,), H200)
+    options = LinearOptions(PER_TOKEN, None, None, True, False)
+    LINEAR_CALLS.describe((x, weight, scale, None, None, None, None), options).plan().prefetching()
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(("m", "n"), [(0, 8), (4, 0)])
+def test_nothing_is_planned_for_a_result_without_elements(m, n, dtype):
+    x = TensorSpec("x", dtype, (m, 64), (64, 1), H200)
+    weight = TensorSpec("weight", "float8_e4m3fn", (n, 64), (64, 1), H200)
+    weight_scale, input_scale = (TensorSpec("", "float32", (1,), (1,), H200) for _ in range(2))
+    operands = x, weight, weight_scale, None, input_scale if dtype.startswith("float8") else None, None, None
+    described = LINEAR_CALLS.describe(operands, LinearOptions(PER_TOKEN, None, None, True, False))
+    assert described.plan() == Planned(None)
 
 
 @pytest.mark.parametrize("rows", [0, 1, 3, 65, 300])
