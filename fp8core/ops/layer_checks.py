@@ -29,7 +29,6 @@ def _array_of(number: float, like: TensorView) -> Any:
 def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: TensorSpec) -> None:
     """Refuse an input scale unless it is one number or, for inputs that are already FP8, one per token or group."""
     check_scale_dtype(scale)
-    check_same_device(weight, scale)
     groups = -(-weight.shape[1] // BLOCK)
     if is_one_number(scale.shape):
         return
@@ -117,6 +116,7 @@ def check_layer(options: LinearOptions, specs: Sequence[TensorSpec | None]) -> N
     assert weight is not None
     if scale is None:
         raise ScaleError("weight needs weight_scale or to be a Quantized, as quantize returns it, got neither")
+    check_same_device(weight, scale, bias, input_scale)
     if input_scale is not None:
         _check_input_scale(input_scale, options.group_shape, weight)
     check_product(options, weight, scale, bias, input_scale)

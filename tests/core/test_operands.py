@@ -9,7 +9,8 @@ from fp8core.interop.dlpack import contiguous
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
 from fp8core.ops.fnuz import NORMALIZE_CALLS
 from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
-from fp8core.ops.linear import LINEAR_CALLS
+from fp8core.ops.layer_checks import check_layer
+from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, LinearOptions
 from fp8core.ops.moe_permute import PERMUTE_CALLS
 from fp8core.ops.moe_unpermute import UNPERMUTE_CALLS
 from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
@@ -89,6 +90,15 @@ def test_an_operand_on_another_device_is_refused(call, away):
     name = CALLS[call][0].operands[away]
     with pytest.raises(DeviceError, match=rf"^{name}(\[i\])? needs to be where \w+ is, on sm_90 .*, got host$"):
         described(call, away, target=HOST)
+
+
+@pytest.mark.parametrize("away", ARRAYS[1:])
+def test_an_array_of_a_layer_on_another_device_is_refused_when_it_is_assigned(away):
+    layer = dict(zip(ARRAYS, (WEIGHT, PER_CHANNEL, BIAS, ONE), strict=True))
+    devices = {**dict.fromkeys(ARRAYS, H200), away: HOST}
+    specs = [TensorSpec(name, dtype, shape, contiguous(shape), devices[name]) for name, (shape, dtype) in layer.items()]
+    with pytest.raises(DeviceError, match=rf"^{away} needs to be where weight is, on sm_90 .*, got host$"):
+        check_layer(LinearOptions(), specs)
 
 
 @pytest.mark.parametrize(("call", "at"), EACH)

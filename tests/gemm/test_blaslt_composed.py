@@ -1,10 +1,14 @@
 """What the rows that prepare a library's product launch beside it, and the kernel that arranges scales."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 
+from fp8core.kernels.encodings import scratch_part
 from fp8core.kernels.gemm.blaslt import split_m
-from fp8core.kernels.gemm.blaslt.epilogue import plan_epilogue
+from fp8core.kernels.gemm.blaslt.epilogue import plan_end, plan_epilogue
+from fp8core.kernels.gemm.blaslt.mapping import accumulation, product
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves, relayout_of
 from fp8core.kernels.gemm.blaslt.pad_m import plan_pad_m
 from fp8core.kernels.gemm.blaslt.relayout import plan_relayout
@@ -16,6 +20,7 @@ from support.blaslt_tools import problem
 from support.emulation import CUDA, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401
 from support.recorder import Recorder
+from support.targets import H200
 
 
 @pytest.fixture
@@ -47,6 +52,14 @@ def test_direct_is_the_library_alone(stub, kernels):
     call(launch)
     assert kernels == []
     assert launch.scratch_bytes == 1000
+
+
+@pytest.mark.parametrize("plan", [plan_direct, plan_relayout, plan_epilogue])
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_library_is_called_with_the_algorithm_of_the_number(stub, kernels, plan, number):
+    stub.offers(2)
+    call(plan(problem("row"), number))
+    assert fields(stub.lines("Matmul")[-1])["algorithm"] == str(number + 1)
 
 
 def test_arranged_expands_a_scalar_and_takes_the_other_as_it_is(stub, kernels):
@@ -101,6 +114,8 @@ def test_arranged_moves_vectors_to_aligned_addresses(stub, kernels):
 
 
 RAGGED_ROWS = [(67, (1, 67)), (67, (32, 1)), (5, (40, 1))]
+GAPS = {"k": 4224, "scale_a_strides": (1, 67), "scale_b_strides": (33, 1)}
+"""33 scales in a row of scale_b, of which the library takes a multiple of four."""
 
 
 @pytest.mark.parametrize(("m", "strides"), RAGGED_ROWS)
@@ -120,21 +135,55 @@ def test_padded_multiplies_a_copy_into_a_copy(stub, kernels, m, strides):
     assert any(line.endswith(f" 28 4096 {rows} 4096") for line in stub.lines("MatrixLayoutCreate"))
 
 
+def test_padded_moves_scales_that_the_library_does_not_take_as_they_are(stub, kernels):
+    launch = plan_pad_m(problem("group x block", m=67, **GAPS, lda=4224, ldb=4224))
+    call(launch)
+    at_a, at_b = SCRATCH + 1024, SCRATCH + 1024 + scratch_part(33 * 68 * 4)
+    (_, _, before), _ = kernels
+    assert before[:7] == (SCALE_A, at_a, 67, 1, 33, 67, 68)
+    assert before[7:14] == (SCALE_B, at_b, 33, 1, 2, 33, 36)
+    assert before[22] == at_b + 512
+    said = fields(stub.lines("Matmul")[-1])
+    assert (said["scale_B"], said["scale_A"], said["B"]) == (str(at_a), str(at_b), str(at_b + 512))
+
+
 @pytest.mark.parametrize(("m", "strides"), RAGGED_ROWS)
 def test_finished_leaves_the_last_rows_to_the_decode_kernel(stub, kernels, monkeypatch, m, strides):
     finished = []
     monkeypatch.setattr(split_m, "decode", lambda p: lambda *arguments: finished.append((p, arguments)))
     p = problem("group x block", m=m, scale_a_strides=strides, lda=4112, ldo=272, bias="bfloat16", prefetch_weight=True)
-    call(plan_split_m(p), bias=BIAS)
+    launch = plan_split_m(p)
+    call(launch, bias=BIAS)
+    assert launch.prefetches_weight
     head = m - m % 4
     said = fields(stub.lines("Matmul")[-1])
     ((_, _, arguments),) = kernels
     assert arguments[:7] == (SCALE_A, arguments[1], strides[1], strides[0], 32, head, head)
     assert (said["A"], said["B"], said["D"], said["bias"]) == tuple(map(str, (B, A, OUT, BIAS)))
+    assert said["scale_A"] == str(SCALE_B)
     ((rest, given),) = finished
     assert rest == p._replace(m=m % 4, vectors_alignment=4, scale_a_alignment=4)
     places = (A + head * 4112, B, SCALE_A + 4 * head * strides[0], SCALE_B, BIAS, OUT + head * 272 * 2)
     assert given == (STREAM, *places, 0, 0, 0)
+
+
+def test_finished_moves_what_the_library_does_not_take_as_it_is(stub, kernels, monkeypatch):
+    finished = []
+    monkeypatch.setattr(split_m, "decode", lambda p: lambda *arguments: finished.append(arguments))
+    rows = {"m": 67, "lda": 4224, "ldb": 4224, "ldo": 272}
+    launch = plan_split_m(problem("group x block", **rows, **GAPS, out="float32", bias="bfloat16", vectors_alignment=2))
+    call(launch, bias=BIAS)
+    at_a, at_b = SCRATCH + 1024, SCRATCH + 1024 + 33 * 64 * 4
+    at_bias = at_b + 512
+    ((_, _, arguments),) = kernels
+    assert arguments[:7] == (SCALE_A, at_a, 67, 1, 33, 64, 64)
+    assert arguments[7:14] == (SCALE_B, at_b, 33, 1, 2, 33, 36)
+    assert arguments[21:24] == (BIAS, at_bias, 256)
+    said = fields(stub.lines("Matmul")[-1])
+    assert (said["scale_B"], said["scale_A"], said["bias"]) == (str(at_a), str(at_b), str(at_bias))
+    places = (A + 64 * 4224, B, SCALE_A + 4 * 64, SCALE_B, at_bias, OUT + 64 * 272 * 4)
+    assert finished == [(STREAM, *places, 0, 0, 0)]
+    assert launch.scratch_bytes == at_bias + 512 - SCRATCH
 
 
 def test_a_bias_that_was_moved_is_not_read_early():
@@ -150,10 +199,50 @@ def test_rescaled_multiplies_into_scratch_and_finishes_there(stub, kernels):
     said = fields(stub.lines("Matmul")[-1])
     assert (said["D"], said["scale_A"], said["scale_B"], said["bias"]) == (str(SCRATCH + 1024), "0", "0", "0")
     assert launch.scratch_bytes == 1024 + 64 * 256 * 4
-    entry, stream, arguments = kernels[-1]
+    cleared, (entry, stream, arguments) = kernels
+    assert cleared == ("clear_amax", STREAM, (AMAX,))
     assert (entry, stream) == ("apply_epilogue", STREAM)
     wanted = (SCRATCH + 1024, SCALE_A, 0, SCALE_B, 1, BIAS, OUT, 272, OUT_SCALE, AMAX)
     assert arguments[: len(wanted)] == wanted
+
+
+def test_the_product_before_an_epilogue_has_nothing_of_the_end():
+    end = {"out_scale": True, "amax": True, "bias": "float32", "activation": "silu", "beta": 2.0, "ldo": 272}
+    bare = accumulation(problem("mixed", out="float8_e4m3fn", **end))
+    assert bare == product(problem(out="float32"))._replace(scales="unit")
+
+
+@pytest.mark.parametrize(
+    ("p", "told"),
+    [
+        (problem("row"), {"fast_accum": True, "gelu": False, "beta": 0.0, "alignment": 16}),
+        (problem("row", use_fast_accum=False), {"fast_accum": False}),
+        (problem("group x group"), {"fast_accum": False}),
+        (problem("row", activation="gelu_tanh", beta=2.0), {"gelu": True, "beta": 2.0}),
+        (problem("row", alignment=8), {"alignment": 8}),
+    ],
+)
+def test_what_the_library_is_told_of_a_product(p, told):
+    assert told.items() <= product(p)._asdict().items()
+
+
+def test_nothing_is_cleared_without_an_amax(stub, kernels):
+    call(plan_epilogue(problem("mixed")))
+    assert [entry for entry, _, _ in kernels] == ["apply_epilogue"]
+
+
+@pytest.mark.parametrize(("m", "n", "blocks"), [(3, 256, 3), (1 << 20, 256, 132 * 16), (3, 1 << 22, 4096)])
+def test_an_epilogue_has_blocks_for_all_channels_and_rows_that_run_at_once(m, n, blocks):
+    with mock.patch.object(jit, "prepare") as prepare:
+        plan_end(problem(m=m, n=n, ldo=n))
+    assert prepare.return_value.bind_args.call_args.args[0] == (blocks, 1, 1)
+
+
+@pytest.mark.parametrize(("halves", "blocks"), [(0, 1), (1024, 1), (1025, 2), (1 << 30, 132 * 8)])
+def test_one_launch_moves_everything_with_a_block_at_least_for_a_number_alone(halves, blocks):
+    with mock.patch.object(jit, "prepare") as prepare:
+        plan_moves(H200, (NOTHING, NOTHING, NOTHING), halves)
+    assert prepare.return_value.bind_args.call_args.args[0] == (blocks, 1, 1)
 
 
 # ---- the kernel that arranges

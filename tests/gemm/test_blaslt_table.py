@@ -7,6 +7,7 @@ import pytest
 from fp8core.errors import UnsupportedProblemError
 from fp8core.kernels.gemm.blaslt import query
 from fp8core.kernels.gemm.blaslt.rows import CUBLASLT_PAD_M
+from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
@@ -44,6 +45,10 @@ CHOICES = [
     (problem("row"), "cublaslt"),
     (problem("row", bias="bfloat16"), "cublaslt"),
     (problem("row", bias="float32"), "cublaslt_epilogue"),
+    (problem("row", out="float16", bias="float16"), "cublaslt"),
+    (problem("row", out="float16", bias="bfloat16"), "cublaslt_epilogue"),
+    (problem("row", out="float32", bias="bfloat16"), "cublaslt"),
+    (problem("row", out="float32", bias="float16"), "cublaslt_epilogue"),
     (problem("mixed"), "cublaslt_relayout"),
     (problem("row", scale_a_strides=(3, 0)), "cublaslt_relayout"),
     (problem("row", m=1, scale_a_strides=(3, 0)), "cublaslt"),
@@ -59,6 +64,8 @@ CHOICES = [
     (problem(out="float8_e4m3fn", out_scale=True), "cublaslt_relayout"),
     (problem("row", out="float8_e4m3fn", out_scale=True, amax=True), "cublaslt_epilogue"),
     (problem(amax=True), "cublaslt_epilogue"),
+    (problem(activation="gelu_tanh", beta=2.0), "cublaslt"),
+    (problem(activation="gelu"), "cublaslt_epilogue"),
     (problem(b="float8_e5m2"), "cublaslt"),
     (problem(vectors_alignment=4), "cublaslt_relayout"),
     (problem("row", bias="bfloat16", vectors_alignment=2), "cublaslt_relayout"),
@@ -143,6 +150,13 @@ REFUSALS = [
         "cublaslt",
         "the library chooses its algorithm by m, so the sums of a row would depend on the batch",
     ),
+    (problem(scale_dtype="float8_e8m0fnu"), "cublaslt", "takes scales of float32, got float8_e8m0fnu"),
+    (
+        problem(m=MOST_COUNTED + 1),
+        "cublaslt",
+        f"needs m, n and k of at most {MOST_COUNTED}, got m={MOST_COUNTED + 1} n=256 k=4096",
+    ),
+    (problem(activation="gelu"), "cublaslt", "the library has no activation but gelu_tanh, got gelu"),
     (problem(alignment=8), "cublaslt", "needs addresses and rows aligned to 16 bytes, got 8"),
     (problem(k=4104), "cublaslt", "needs k, lda and ldb that are multiples of 16, got k=4104 lda=4096 ldb=4096"),
     (
@@ -196,6 +210,17 @@ REFUSALS = [
         problem("group x block", m=67, bias="bfloat16", vectors_alignment=2),
         "cublaslt_pad_m",
         "needs a bias at an address divisible by 16, got 2",
+    ),
+    (problem("group x block", m=67, target=ADA), "cublaslt_pad_m", "needs wgmma (sm_90), got sm_89 (device 0)"),
+    (
+        problem("group x block", m=67, activation="gelu_tanh"),
+        "cublaslt_pad_m",
+        "takes no activation, as it copies or divides the result, got gelu_tanh",
+    ),
+    (
+        problem("group x block", m=67, beta=2.0),
+        "cublaslt_split_m",
+        "takes no beta, as it copies or divides the result, got 2.0",
     ),
     (problem("row"), "cublaslt_split_m", "needs 1x128 scales of a, got scale_a per row"),
     (

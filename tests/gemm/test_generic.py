@@ -236,6 +236,7 @@ ALIGNED_COPIES = [
     (Case(66, 136, 259, "group", "block", "float32", "float32", gaps=3, offsets=(3, 11, 1)), 3),
     (Case(67, 9, 300, "tensor", "group", "float16", "float16", offsets=(1, 0, 0)), 4),
     (Case(5, 135, 31, "row", "row", FN, offsets=(1, 0, 3)), 4),
+    (Case(17, 139, 259, "group", "block", "bfloat16", "bfloat16"), 4),
 ]
 
 

@@ -214,7 +214,8 @@ def test_hip_counts_the_threads_of_a_grid_and_cuda_its_blocks(platform, able):
     target = on(0x942)._replace(platform=platform, arch=0x942 if platform == "hip" else 90)
     large = example_product(target, m=1 << 19, n=1 << 19)._replace(batch_invariant=True)
     assert (GENERIC_MMA.refusal(large) is None) is able
-    assert GENERIC_MMA.refusal(large._replace(m=(1 << 19) - 128)) is None
+    largest = large._replace(m=4095 * 128, n=4097 * 128)  # one block less
+    assert GENERIC_MMA.refusal(largest) is None
     few = example_product(on(0x942), m=(1 << 16) - 16, n=1 << 16)._replace(batch_invariant=True)
     assert SCALED_MM.explain(few).chosen == "gfx9_decode"
     assert SCALED_MM.explain(few._replace(m=1 << 16)).chosen == "generic_decode"

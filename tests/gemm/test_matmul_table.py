@@ -6,6 +6,7 @@ import pytest
 
 from fp8core.kernels.gemm.generic import GENERIC_DECODE, GENERIC_MMA
 from fp8core.kernels.gemm.generic import HOST as ON_HOST
+from fp8core.kernels.gemm.realigned import copies_codes, copies_out, inner, rest
 from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
@@ -166,3 +167,29 @@ def test_a_product_of_nothing_is_explained(target, nothing, scales):
         told = SCALED_MM.explain(problem._replace(amax=amax, out_alignment=out_alignment))
         assert told.chosen
         assert str(told)
+
+
+@pytest.mark.parametrize(
+    ("at", "codes", "out"),
+    [
+        ((16, 1, 1), False, False),
+        ((1, 16, 16), False, False),
+        ((1, 8, 16), True, False),
+        ((1, 16, 8), False, True),
+    ],
+)
+def test_only_what_is_not_aligned_is_copied(at, codes, out):
+    """``at``: the alignment of everything, of codes and of the result, of which the larger one counts."""
+    fields = dict(zip(("alignment", "codes_alignment", "out_alignment"), at, strict=True))
+    p = example_product(on(89), m=300)._replace(**fields)
+    assert (copies_codes(p), copies_out(p)) == (codes, out)
+    assert inner(p).alignment == inner(p).codes_alignment == 16
+
+
+@pytest.mark.parametrize("n", [4096, 4101])
+@pytest.mark.parametrize("target", [on(89), on(90)], ids=str)
+def test_no_weight_is_read_before_it_is_copied(target, n):
+    p = example_product(target, m=300, n=n, k=4101)._replace(prefetch_weight=True)
+    assert copies_codes(p)
+    assert not inner(p).prefetch_weight
+    assert not rest(p).prefetch_weight

@@ -9,16 +9,16 @@ import pytest
 
 import fp8core
 from fp8core.kernels.gemm.requirements import MOST_COUNTED
-from fp8core.kernels.gemm.sm90 import tiled
+from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
 from fp8core.kernels.gemm.sm90.tiled import loads_scale_tiles
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.args import MOST_GROUPS, capacity, most_row_tiles, table_bytes
-from fp8core.kernels.grouped.generic import GENERIC_GROUPED, HOST
+from fp8core.kernels.grouped.generic import GENERIC_GROUPED, HOST, grid
 from fp8core.kernels.grouped.sm90 import SM90_GROUPED, candidates, plan_grouped
 from fp8core.problem import HOST as ON_THE_HOST
 from fp8core.problem import GroupedMm, ScaledMm
 from fp8core.runtime import jit
-from support.targets import H200, MI300
+from support.targets import H200, MI300, on
 
 E4M3 = "float8_e4m3fn"
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results" / "grouped"
@@ -111,12 +111,28 @@ def test_tiles_of_64_rows_wherever_groups_end(groups, m, tiles):
     assert most_row_tiles(product(groups, m, 2048, 512), 64) == tiles
 
 
+@pytest.mark.parametrize(
+    ("target", "m", "side", "threads"),
+    [
+        (H200, 8 * 128, 128, 256),
+        (H200, 8 * 128 - 1, 64, 128),
+        (on(0x1100), 8 * 128, 64, 128),
+        (MI300, 8 * 128, 128, 256),
+    ],
+    ids=str,
+)
+def test_the_fallback_has_large_tiles_where_groups_fill_them_and_registers_hold_them(target, m, side, threads):
+    problem = product(8, m, 2048, 512)
+    problem = problem._replace(product=problem.product._replace(target=target, use_fast_accum=False))
+    assert grid(problem) == (most_row_tiles(problem, side) * 2048 // side, threads)
+
+
 @pytest.mark.parametrize(("m", "n", "blocks"), [(1, 128, 2), (1, 256, 2), (3, 128, 4), (8192, 4096, 132)])
 def test_blocks_of_a_launch_are_whole_clusters(m, n, blocks):
     with mock.patch.object(jit, "prepare") as prepare:
         plan_grouped(product(8, m, n, 16384), Tile(128, 128, cluster=2))
-    (grid, _, _), _ = prepare.return_value.bind_args.call_args.args
-    assert grid == blocks
+    (launched, _, _), _ = prepare.return_value.bind_args.call_args.args
+    assert launched == blocks
 
 
 def test_the_table_of_groups_takes_memory_from_the_ring():
@@ -138,6 +154,33 @@ def test_candidates_are_tiles_of_one_block_with_one_slice_a_warpgroup(out, bias)
     found = candidates(problem._replace(product=problem.product._replace(out=out, bias=bias)))
     assert found
     assert {(tile.cluster, tile.m_slices, tile.pingpong, tile.split_k) for tile in found} == {(1, 1, False, 1)}
+
+
+BLOCKS = {"scale_a": "group", "scale_b": "block", "scale_a_strides": (1, 8192), "scale_b_strides": (32, 1)}
+FULL = {"out": "float32", "bias": "float32"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "spill"),
+    [
+        (FULL, set()),
+        ({"use_fast_accum": False}, set()),
+        ({"use_fast_accum": False, "out": "float32"}, {(192, 128)}),
+        (BLOCKS, set()),
+        ({**BLOCKS, "scale_a_strides": (32, 1)}, {(192, 128)}),  # which threads load
+        ({**BLOCKS, "out": "float32"}, set()),
+        ({**BLOCKS, "bias": "float32"}, set()),
+        ({**BLOCKS, **FULL}, {(128, 96), (128, 128)}),
+    ],
+)
+def test_tiles_for_even_waves_and_those_without_registers_for_groups_are_no_candidates(changes, spill):
+    problem = product(8, 8192, 4096, 4096)
+    problem = problem._replace(product=problem.product._replace(**changes))
+    single = {tile for tile in tiled_cost.tiles(problem.product) if tile.cluster == tile.m_slices == 1}
+    left_out = {tile for tile in single if not tile.pingpong} - set(candidates(problem))
+    even_waves = {(rows, columns) for rows in (128, 192) for columns in (80, 112)}
+    assert {(tile.rows, tile.columns) for tile in left_out} - even_waves == spill
+    assert not even_waves & {(tile.rows, tile.columns) for tile in candidates(problem)}
 
 
 def test_the_arguments_of_groups_and_the_maps_of_all_weights():

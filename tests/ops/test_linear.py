@@ -7,10 +7,12 @@ from math import prod
 from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 
 import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
+from fp8core.core.calls import Planned
 from fp8core.core.specs import TensorSpec
 from fp8core.kernels.gemm.args import ready
 from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
@@ -20,28 +22,38 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear import fused
 from fp8core.kernels.linear.fused import MOST_ELEMENTS, fused_config, plan_fused, row_teams, vectors
 from fp8core.kernels.linear.overlapped import KEPT_FROM, PRODUCER_BYTES, plan_behind_producer, plan_overlapped
-from fp8core.kernels.linear.table import LINEAR, Steps
-from fp8core.ops.linear import LinearOptions
+from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
+from fp8core.ops.linear import LINEAR_CALLS, LinearOptions
 from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.problem import Linear, Quantize
 from fp8core.runtime import jit
-from support.engines import fresh
+from support.engines import assert_same_bytes, fresh
 from support.recorder import Recorder
 from support.sm90_products import asked  # noqa: F401
 from support.sm90_products import problem as product
 from support.targets import H200
 
 INF = float("inf")
+HALF = 0.5
 
 
 def problem(m, n, k, *, static=False, x="bfloat16", alignment=16, group=PER_TOKEN, scale_ub=INF, **fields):
     """Return a layer of aligned matrices, per token or with a given scale per tensor."""
-    quantize = Quantize(H200, x, "float8_e4m3fn", group, static, "float32", "k", k, alignment)
+    form = PER_TENSOR if static else group, static, "float32", "k"
+    quantize = Quantize(H200, x, "float8_e4m3fn", *form, k, alignment)
     of_x = {"scale_a": "tensor", "scale_a_strides": (0, 0)} if static else {}
     return Linear(quantize, product(m, n, k, **{**of_x, "lda": k, "ldb": k, **fields}), k, scale_ub)
 
 
-SHAPES = ((1, 4096, 4096), (2, 6144, 4096), (1, 7168, 16384), (3, 2112, 1024), (8, 28672, 1024), (1, 100, 16))
+SHAPES = (
+    (1, 4096, 4096),
+    (2, 6144, 4096),
+    (1, 7168, 16384),
+    (3, 2112, 1024),
+    (8, 28672, 1024),
+    (1, 100, 16),
+    (1, 100, 16384),
+)
 WAYS = list(itertools.product(SHAPES, (False, True), (False, True)))
 
 
@@ -55,7 +67,8 @@ def test_the_product_lies_as_that_of_two_launches_and_fits(shape, static, invari
     assert plan.a_stages * plan.split_k >= chunks
     team = 128 * plan.m_warpgroups * plan.k_warpgroups // row_teams(layer)
     assert m <= row_teams(layer)
-    assert team * vectors(layer) * 8 * (plan.split_k if static else 1) >= k
+    columns = decode_config.BLOCK_K * (plan.a_stages if static else chunks)
+    assert team * (vectors(layer) - 1) * 8 < columns <= team * vectors(layer) * 8
     depth = decode_config.stages(plan, side, 0, H200)
     asked = decode_config.dynamic_bytes(plan, side, 0, depth, H200)
     assert decode_config.ring_bytes(plan, side, depth) <= asked
@@ -65,13 +78,15 @@ def test_the_product_lies_as_that_of_two_launches_and_fits(shape, static, invari
 @pytest.mark.parametrize("static", [False, True])
 def test_few_elements_take_one_launch(static):
     for m, n, k in SHAPES:
-        assert LINEAR.explain(problem(m, n, k, static=static)).chosen == "fused"
+        told = explain_linear(problem(m, n, k, static=static))
+        assert (told.chosen, told.before) == ("fused", ())
 
 
 @pytest.mark.parametrize(
     ("shape", "fields", "words", "instead"),
     [
-        ((1, 4096, 4 * MOST_ELEMENTS), {}, "elements", "overlapped"),
+        ((1, 4096, 4 * MOST_ELEMENTS), {}, "needs registers", "overlapped"),
+        ((1, 4096, 1 << 18), {"static": True}, "shared memory", "overlapped"),
         ((16, 4096, 4096), {}, "elements", "overlapped"),
         ((1, 4096, 4096), {"x": "float32"}, "float32", "overlapped"),
         ((1, 4096, 4096), {"alignment": 8}, "aligned to 8", "overlapped"),
@@ -170,10 +185,19 @@ def test_room_for_a_quantization_of_64_rows_costs_nothing_of_the_weight_in_fligh
     assert config.ctas_per_sm * block + PRODUCER_BYTES <= H200.shared_bytes + 1024
 
 
-def test_a_product_of_another_kernel_is_planned_as_ever(monkeypatch):
+@pytest.mark.parametrize(
+    ("m", "fields"),
+    [
+        (100, {}),
+        (100, {"batch_invariant": True}),  # by sm90_decode, but in panels of 64 rows
+        (16, {"target": H200._replace(arch=100)}),
+    ],
+    ids=str,
+)
+def test_other_products_behind_a_producer_are_planned_as_ever(m, fields, monkeypatch):
     monkeypatch.setattr(SCALED_MM, "plan", lambda problem: problem)
-    many = problem(100, 6144, 4096).product
-    assert plan_behind_producer(many) == many
+    alone = problem(m, 6144, 4096, **fields).product
+    assert plan_behind_producer(alone) == alone
 
 
 def test_explain_tells_the_way():
@@ -182,6 +206,25 @@ def test_explain_tells_the_way():
     assert [type(step.problem).__name__ for step in got.before] == ["Quantize", "Linear"]
     assert got.before[1].chosen == "sequential"
     assert "fused" in str(got)
+
+
+@pytest.mark.parametrize("bound", [HALF, np.float32([HALF])], ids=["number", "array"])
+def test_an_upper_bound_is_that_of_the_quantization(bound):
+    x, weight = fresh((3, 256)), fp8core.quantize(fresh((64, 256)))
+    want = fp8core.scaled_mm_nt(fp8core.quantize(x, scale_ub=bound), weight, out_dtype="float32")
+    assert_same_bytes(fp8core.linear(x, weight, scale_ub=bound, out_dtype="float32"), want)
+    way = fp8core.explain(fp8core.linear, fp8core.ArraySpec((1, 256), "bfloat16"), weight, scale_ub=bound, target=H200)
+    linear = way if way.problem._fields == Linear._fields else way.before[1]
+    assert linear.chosen == ("fused" if bound is HALF else "overlapped")
+    with pytest.raises(fp8core.ScaleError, match="scale_ub needs to be left out where x is FP8"):
+        fp8core.linear(fp8core.quantize(x), weight, scale_ub=bound)
+
+
+@pytest.mark.parametrize("group", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
+def test_one_number_is_the_scale_of_all_of_x_whatever_the_group_shape_is(group):
+    weight, q = fp8core.quantize(fresh((64, 256))), fp8core.quantize(fresh((3, 256)), group_shape=PER_TENSOR)
+    want = fp8core.scaled_mm_nt(q, weight)
+    assert_same_bytes(fp8core.linear(q.data, weight, input_scale=q.scale, group_shape=group), want)
 
 
 @pytest.mark.parametrize("stable", [False, True])
@@ -199,7 +242,11 @@ def test_a_launch_that_reads_early_gets_no_scratch_that_is_too_small(monkeypatch
     made = []
 
     def planned(name, scratch_bytes):
-        return lambda problem: ready(lambda *_: made.append(name), scratch_bytes=scratch_bytes, prefetches_weight=True)
+        def plan(problem):
+            assert problem.prefetch_weight == (name == "early")
+            return ready(lambda *_: made.append(name), scratch_bytes=scratch_bytes, prefetches_weight=True)
+
+        return plan
 
     module = import_module("fp8core.ops.linear")  # the package's attribute of this name is the function
     monkeypatch.setattr(module, "SCALED_MM", SimpleNamespace(plan=planned("late", 64)))
@@ -213,6 +260,35 @@ def test_a_launch_that_reads_early_gets_no_scratch_that_is_too_small(monkeypatch
     assert (plan.scratch_bytes, made) == (64, ["early" if needed == 64 else "late"])
 
 
+def test_a_layer_that_quantizes_has_a_launch_that_reads_early_too(monkeypatch):
+    asked = []
+
+    def plan(layer):
+        asked.append(layer.product.prefetch_weight)
+        return Steps(None, ready(lambda *_: None, prefetches_weight=True))
+
+    monkeypatch.setattr(import_module("fp8core.ops.linear"), "LINEAR", SimpleNamespace(plan=plan))
+    x, weight = (
+        TensorSpec("x", "bfloat16", (4, 64), (64, 1), H200),
+        TensorSpec("", "float8_e4m3fn", (8, 64), (64, 1), H200),
+    )
+    scale = TensorSpec("weight_scale", "float32", (1,), (1,), H200)
+    options = LinearOptions(PER_TOKEN, None, None, True, False)
+    LINEAR_CALLS.describe((x, weight, scale, None, None, None, None), options).plan().prefetching()
+    assert asked == [False, True]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+@pytest.mark.parametrize(("m", "n"), [(0, 8), (4, 0)])
+def test_nothing_is_planned_for_a_result_without_elements(m, n, dtype):
+    x = TensorSpec("x", dtype, (m, 64), (64, 1), H200)
+    weight = TensorSpec("weight", "float8_e4m3fn", (n, 64), (64, 1), H200)
+    weight_scale, input_scale = (TensorSpec("", "float32", (1,), (1,), H200) for _ in range(2))
+    operands = x, weight, weight_scale, None, input_scale if dtype.startswith("float8") else None, None, None
+    described = LINEAR_CALLS.describe(operands, LinearOptions(PER_TOKEN, None, None, True, False))
+    assert described.plan() == Planned(None)
+
+
 @pytest.mark.parametrize("rows", [0, 1, 3, 65, 300])
 @pytest.mark.parametrize("cols", [64, 100])
 @pytest.mark.parametrize("group", [PER_TENSOR, PER_TOKEN, GROUP_128], ids=str)
@@ -220,6 +296,7 @@ def test_codes_and_scales_have_room_of_their_own_in_the_scratch(rows, cols, grou
     x = TensorSpec("x", "bfloat16", (rows, cols), (cols, 1), H200)
     q = codes_in_scratch(x, "float8_e4m3fn", group, None, None, None)
     assert q.stride >= cols
+    assert (q.codes.strides, q.stride % 16) == ((q.stride, 1), 0)  # as the product reads them and kernels need them
     assert q.scale_offset >= rows * q.stride
     assert q.bytes >= q.scale_offset + 4 * prod(q.scale.shape)
     assert q.scale_offset % 256 == q.bytes % 256 == 0
@@ -235,7 +312,8 @@ def test_the_product_has_its_scratch_behind_codes_and_scales(given):
     quantize = SimpleNamespace(bind=lambda numbers: lambda *addresses: seen.append(addresses))
     multiply = ready(lambda *addresses: seen.append(addresses), scratch_bytes=1000)
     made = planned(lambda prefetch: Steps(quantize, multiply), q)
-    assert made.scratch_bytes == q.bytes + 1000
+    assert (made.scratch_bytes, made.prefetching) == (q.bytes + 1000, None)
+    assert planned(lambda prefetch: Steps(None, multiply), q).scratch_bytes == 1000
     made.launch(7, *range(1, 8), 1 << 20)
     of_x = 5 if given else (1 << 20) + q.scale_offset
     assert seen == [

@@ -312,6 +312,20 @@ def test_gates_of_every_size(engine):
     np.testing.assert_allclose(back, np.clip(exact, -448, 448), rtol=STEP / 2 + 1e-3, atol=2.0**-10)
 
 
+@engines(*BOTH)
+@pytest.mark.parametrize("function", ["norm", "silu"])
+def test_a_given_scale_may_be_a_number_and_comes_back_as_an_array(engine, function):
+    x, weight = engine.array(fresh((4, 64))), engine.array(fresh((64,)))
+    scales = 0.25, engine.array(np.float32([0.25]))
+    calls = {
+        "norm": lambda scale: fp8core.rms_norm_quant(x, weight, 0.0, scale=scale),
+        "silu": lambda scale: fp8core.silu_and_mul_quant(x, scale=scale),
+    }
+    got, want = map(calls[function], scales)
+    assert_same_bytes(engine.codes(got.data), engine.codes(want.data))
+    assert_same_bytes(engine.numpy(got.scale), engine.numpy(want.scale))
+
+
 @pytest.mark.parametrize("function", ["norm", "silu"])
 def test_arguments_that_do_not_fit_are_refused(function):
     x, weight = fresh((4, 64)), fresh((64,))

@@ -4,9 +4,15 @@ import numpy as np
 import pytest
 
 import fp8core
+from fp8core.core.calls import Planned
+from fp8core.core.specs import TensorSpec
+from fp8core.interop.dlpack import contiguous
+from fp8core.ops.grouped_mm import GROUPED_MM_CALLS
+from fp8core.ops.scaled_mm import SCALED_MM_NT_CALLS
 from support import reference
 from support.engines import BOTH, engines, fresh, fresh_fp8, fresh_scale
 from support.products import FAST, MODES, operands, scales_for
+from support.targets import H200
 
 
 @engines(*BOTH)
@@ -42,6 +48,21 @@ def test_k_of_zero_gives_the_bias(engine, mode):
         engine.array(a), engine.array(weight).T, engine.array(scale_a), engine.array(scale_b), bias=engine.array(bias)
     )
     np.testing.assert_array_equal(engine.numpy(got), np.broadcast_to(bias, (3, 8)))
+
+
+@pytest.mark.parametrize(("m", "n", "groups"), [(0, 8, 2), (4, 0, 2), (0, 8, None), (4, 0, None), (4, 8, 0)])
+def test_nothing_is_planned_for_a_result_without_elements(m, n, groups):
+    def spec(name, dtype, *shape):
+        return TensorSpec(name, dtype, shape, contiguous(shape), H200)
+
+    a, *scales = spec("a", "float8_e4m3fn", m, 64), *(spec(name, "float32", 1) for name in ("scale_a", "scale_b"))
+    if groups is None:
+        given = a, spec("weight", "float8_e4m3fn", n, 64), *scales, None, None, None, None
+        described = SCALED_MM_NT_CALLS.describe(given, ("bfloat16", True, False))
+    else:
+        given = a, spec("weight", "float8_e4m3fn", groups, n, 64), *scales, None, spec("offs", "int32", groups), None
+        described = GROUPED_MM_CALLS.describe(given, ("bfloat16", True))
+    assert described.plan() == Planned(None)
 
 
 @engines(*BOTH)

@@ -38,8 +38,7 @@ def _overlapped(problem: Linear) -> Steps:
 
 
 def _sequential(problem: Linear) -> Steps:
-    """Return a quantization, unless x is empty, and the product of its codes."""
-    return Steps(QUANTIZE.plan(problem.quantize) if problem.product.k else None, SCALED_MM.plan(problem.product))
+    return Steps(QUANTIZE.plan(problem.quantize), SCALED_MM.plan(problem.product))
 
 
 LINEAR: Final = Table(

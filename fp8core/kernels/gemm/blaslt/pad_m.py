@@ -24,8 +24,8 @@ def copied_halves(p: ScaledMm) -> int:
 
 
 def padded_product(p: ScaledMm) -> Product:
-    """Return the product of ``p`` with m rounded up to a multiple of four, on dense copies of a and of the result."""
-    return product(p, round_up(p.m, FOUR))._replace(lda=p.k, ldo=p.n)
+    """Return the product of ``p``, whose rows have no gaps, with m rounded up to a multiple of four."""
+    return product(p, round_up(p.m, FOUR))
 
 
 def plan_pad_m(p: ScaledMm) -> Matmul:

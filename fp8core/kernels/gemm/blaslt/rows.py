@@ -162,10 +162,6 @@ FOURS: Final = Requirement(
     lambda p: p.scale_a != "group" or p.m % FOUR == 0,
     f"needs m that is a multiple of {FOUR} with 1x128 scales of a, got m={{p.m}}",
 )
-FOURS_OF_CHANNELS: Final = Requirement(
-    lambda p: p.scale_b != "group" or p.n % FOUR == 0,
-    f"needs n that is a multiple of {FOUR} with 1x128 scales of b, got n={{p.n}}",
-)
 RAGGED: Final = Requirement(
     lambda p: p.m > FOUR and p.m % FOUR != 0,
     f"needs m > {FOUR} that is not a multiple of {FOUR}, got m={{p.m}}",
@@ -200,10 +196,9 @@ _ANY: Final = (NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE, ANY_BATCH, aligned(16),
 _CUDA: Final = (CUDA, TENSOR_CORES, OCP_NAMES, *_ANY)
 _HIP: Final = (HIP, TENSOR_CORES, AMD_FORMATS, *_ANY)
 _LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS, HAS_ACTIVATION)
-_FOURS: Final = (FOURS, FOURS_OF_CHANNELS)
-_DIRECT: Final = (LIKE_SCALES, *_FOURS, NO_OUT_SCALE, ALIGNED_VECTORS, SCALES_IN_PLACE, offered(product))
-_RELAYOUT: Final = (*_FOURS, ALIGNED_AMAX, offered(product))
-_RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, *NO_ENDING, FOURS_OF_CHANNELS, RAGGED)
+_DIRECT: Final = (LIKE_SCALES, FOURS, NO_OUT_SCALE, ALIGNED_VECTORS, SCALES_IN_PLACE, offered(product))
+_RELAYOUT: Final = (FOURS, ALIGNED_AMAX, offered(product))
+_RAGGED: Final = (*_CUDA, supports("wgmma"), K_BLOCKS, *_LIBRARY, *NO_ENDING, RAGGED)
 _EPILOGUE: Final = (ROW_SCALES, ALIGNED_ACCUMULATORS, offered(accumulation))
 
 
