@@ -80,6 +80,7 @@ def test_percentiles_of_zeros_and_of_nothing_are_left_out():
     made = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     assert calibrate(made[:1], [torch.zeros(4, 8)], method="percentile") == {}
     assert calibrate(made, [], method="percentile") == {}
+    assert calibrate(made, [torch.zeros(0, 8)], method="percentile") == {}
     mostly = torch.zeros(1000, 8)
     mostly[0, 0] = 5
     assert calibrate(made[:1], [mostly], method="percentile", percentile=99) == {}
@@ -103,17 +104,18 @@ def test_the_largest_magnitude_may_be_negative_and_a_batch_empty():
     assert calibrate(made, [x, x[:0], x / 2]) == {"0": 4 / 448}
 
 
-def test_a_model_runs_without_gradients_and_may_give_inputs_by_name():
+def test_a_model_runs_without_gradients_takes_a_list_as_one_argument_and_may_give_inputs_by_name():
     class ByName(nn.Module):
         def __init__(self):
             super().__init__()
             self.up = nn.Linear(8, 8)
 
-        def forward(self, x):
+        def forward(self, pair):
             assert not torch.is_grad_enabled()
-            return self.up(input=x)
+            first, second = pair
+            return self.up(input=first + second)
 
-    assert calibrate(ByName(), [torch.ones(2, 8)]) == {"up": 1 / 448}
+    assert calibrate(ByName(), [[torch.ones(2, 8), torch.ones(8)]]) == {"up": 2 / 448}
 
 
 @pytest.mark.parametrize(
