@@ -95,6 +95,7 @@ CASTS = {
     "share_memory": lambda layer: layer.share_memory(),
     "there_and_back": lambda layer: layer.half().float().bfloat16(),
 }
+DTYPES = {"float": torch.float32, **dict.fromkeys(("half", "to", "to_device", "type"), torch.float16)}
 
 
 @pytest.mark.parametrize("cast", CASTS)
@@ -105,6 +106,7 @@ def test_casts_leave_codes_and_scales(scheme, input_scale, cast):
     kept = {name: bits(x) for name, x in layer.state_dict().items() if name != "bias"}
     layer = CASTS[cast](layer)
     assert {name: bits(x) for name, x in layer.state_dict().items() if name != "bias"} == kept
+    assert layer.bias.dtype == layer.compute_dtype == DTYPES.get(cast, torch.bfloat16)
     x = wide(5, K).to(layer.bias.dtype)
     y = layer(x)
     assert y.dtype == layer.bias.dtype

@@ -99,3 +99,13 @@ def test_parameters_are_swapped_whatever_was_done_with_them_before(swapping, use
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert bits(model(x)) == want
+
+
+@pytest.mark.parametrize("write", [lambda layer: layer.load_state_dict(layer.state_dict()), lambda layer: layer.half()])
+def test_a_layer_is_prepared_anew_once_torch_has_written_its_parameters(write):
+    """Kernels may read a weight early that only fp8core writes; torch announces no writes."""
+    layer, x = quantized("channel", None), wide(5, K)
+    layer(x)
+    assert layer._prepared is not None
+    write(layer)
+    assert layer._prepared is None
