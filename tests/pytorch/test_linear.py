@@ -146,6 +146,18 @@ def test_copies_are_equal_and_their_own(scheme, input_scale, copied):
     assert bits(layer(x)) != bits(y)
 
 
+@kinds
+def test_a_shallow_copy_shares_parameters_until_one_is_replaced(scheme, input_scale):
+    layer, x = quantized(scheme, input_scale), wide(5, K)
+    y = layer(x)
+    other = copy.copy(layer)
+    assert other.weight is layer.weight
+    other.bias = nn.Parameter(torch.ones_like(layer.bias), requires_grad=False)
+    other.use_fast_accum = False
+    assert bits(layer(x)) == bits(y) != bits(other(x))
+    assert layer.use_fast_accum
+
+
 def test_a_weight_is_one_in_pickles_of_several_threads(monkeypatch):
     """While one looks for a weight's bytes, another begins; it has got some, or waits for the first, before that ends."""
     layer, found, there = Linear.from_linear(nn.Linear(K, N)), [], threading.Event()
