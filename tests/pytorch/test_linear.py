@@ -158,6 +158,14 @@ def test_a_shallow_copy_shares_parameters_until_one_is_replaced(scheme, input_sc
     assert layer.use_fast_accum
 
 
+def test_a_pickle_has_the_memory_that_a_weight_has_by_then():
+    layer = Linear.from_linear(nn.Linear(K, N))
+    before = layer.__getstate__()["_parameters"]["weight"]
+    assert layer.__getstate__()["_parameters"]["weight"] is before
+    layer.weight.data = torch.zeros_like(before).view(layer.weight.dtype)
+    assert not layer.__getstate__()["_parameters"]["weight"].any()
+
+
 def test_a_weight_is_one_in_pickles_of_several_threads(monkeypatch):
     """While one looks for a weight's bytes, another begins; it has got some, or waits for the first, before that ends."""
     layer, found, there = Linear.from_linear(nn.Linear(K, N)), [], threading.Event()
