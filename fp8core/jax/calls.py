@@ -48,7 +48,7 @@ def _abstract(*avals: Any, call: CallOf, jaxpr: Any) -> list[Any]:
     mesh = avals[0].sharding.mesh
     if mesh.empty:
         return avals_of(known, avals[0])
-    rule = rule_of(call, [aval.shape for aval in avals], known, mesh)
+    rule = rule_of(call, [aval.shape for aval in avals], known)
     over = specs_of(rule, [aval.sharding for aval in avals], [aval.shape for aval in avals], mesh)
     return avals_of(known, avals[0], [NamedSharding(mesh, spec_over(axes, over)) for axes in rule.results])
 

@@ -6,7 +6,6 @@ exactly as a single device would, and no collective is needed.
 """
 
 from collections.abc import Callable, Sequence
-from math import gcd
 from typing import Any, Final, NamedTuple
 
 from jax.experimental.custom_partitioning import ArrayMapping, CompoundFactor, SdyShardingRule
@@ -46,8 +45,7 @@ class Rule(NamedTuple):
 class _Factors:
     """Collects the factors of one call."""
 
-    def __init__(self, mesh: tuple[int, ...]) -> None:
-        self._mesh = mesh
+    def __init__(self) -> None:
         self.whole: set[str] = set()
         self.sizes: dict[str, int] = {}
         self._count = 0
@@ -62,13 +60,10 @@ class _Factors:
         return tuple(made)
 
     def groups(self, name: str, extent: Any, group: int) -> Axis:
-        """Return the factors of an axis with one scale for every ``group`` elements: the groups may be sharded.
-
-        The groups are not sharded if Shardy might split them over a part of a mesh axis, which JAX cannot represent.
-        """
+        """Return the factors of an axis with one scale for every ``group`` elements: the groups may be sharded."""
         if group == 1:
             return (name,)
-        if not isinstance(extent, int) or extent % group or extent == group or _cut(extent // group, self._mesh):
+        if not isinstance(extent, int) or extent % group or extent == group:
             self.whole.add(name)
             return (name,)
         inner = f"{name}i"
@@ -103,19 +98,10 @@ class _Factors:
         return tuple(made)
 
 
-def _cut(size: int, mesh: tuple[int, ...]) -> bool:
-    """Return whether dividing a factor by mesh axes, in any order, can end at a proper part of a mesh axis."""
-    for at, axis in enumerate(mesh):
-        shared = gcd(size, axis)
-        if (1 < shared < axis) or (shared == axis and _cut(size // axis, mesh[:at] + mesh[at + 1 :])):
-            return True
-    return False
-
-
-def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced, mesh: Any) -> Rule:
-    """Return the sharding rule of a call on a mesh."""
+def rule_of(call: CallOf, shapes: Sequence[tuple[Any, ...]], known: Traced) -> Rule:
+    """Return the sharding rule of a call."""
     extents = dict(zip(call.places, shapes, strict=True))
-    factors = _Factors(tuple(mesh.shape.values()))
+    factors = _Factors()
     made = _RULES[call.name](_Case(call, extents, known, factors))
     arguments = tuple(made[at] if at in made else factors.own(extents[at]) for at in call.places)
     results = []

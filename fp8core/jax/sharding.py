@@ -118,7 +118,7 @@ def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], 
         del results
         given, ranks = [x.sharding for x in arguments], [len(x.shape) for x in arguments]
         mesh = _devices_of(given, ranks) if mesh.empty else mesh
-        rule = rule_of(call, shapes, known, mesh)
+        rule = rule_of(call, shapes, known)
         shardings = named(given, ranks, mesh)
         parts = shardings[0].mesh
         over = specs_of(rule, shardings, [x.shape for x in arguments], parts)
@@ -130,6 +130,6 @@ def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], 
     made.def_partition(
         partition,
         decode_shardings=False,
-        sharding_rule=lambda mesh, *_: rule_of(call, shapes, known, mesh).shardy,
+        sharding_rule=lambda *_: rule_of(call, shapes, known).shardy,
     )
     return made

@@ -62,8 +62,8 @@ class _Percentile:
         last = int(seen.nonzero().max())
         total = seen.cumsum(0)
         wanted = math.ceil(int(total[-1]) * self._percent / 100)
-        found = int(torch.searchsorted(total, max(wanted, 1)))
-        place = last if last >= 0x7F80 else found  # an infinity or NaN counts even above the percentile
+        found = int(torch.searchsorted(total, wanted))
+        place = min(last, 0x7FFF) if last >= 0x7F80 else found  # an infinity or NaN counts even above the percentile
         return float(torch.tensor(place << 16, dtype=torch.int64, device="cpu").to(torch.int32).view(torch.float32))
 
 

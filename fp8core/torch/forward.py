@@ -75,8 +75,7 @@ class ForwardLinear(FrozenLinear):
             except KeyError:
                 bias = self.bias
             of_input = isinstance(input, Tensor) and input.requires_grad
-            trained = is_grad_enabled() and (of_input or (bias is not None and bias.requires_grad))
-            if trained or forward_mode:
+            if forward_mode or of_input or (bias is not None and bias.requires_grad):
                 function = BothModes if forward_mode else StraightThrough
                 made: Tensor = function.apply(input, bias, self)  # type: ignore[no-untyped-call]
                 return made

@@ -111,9 +111,9 @@ class Frozen(nn.Module):
         align_rows_(self.weight)
 
     def __copy__(self) -> Self:
-        """Return a layer that shares the parameters, as a shallow copy of any module does."""
+        """Return a layer that shares the parameters, and in which others may take their places."""
         made = type(self).__new__(type(self))
-        made.__dict__.update({**self.__dict__, "_parameters": dict(self._parameters), "_prepared": None})
+        made.__dict__.update({**self.__dict__, "_parameters": dict(self._parameters)})
         return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -194,11 +194,12 @@ class GroupedLinear(Frozen):
             input = as_autocast(input)  # noqa: A001
         if has_tangent(input):
             raise LayoutError("input needs to be without a tangent of forward-mode derivatives, got one")
-        if is_grad_enabled() and is_compiling():
-            refuse_vmap()
-        if is_grad_enabled() and isinstance(input, Tensor) and input.requires_grad:
-            made: Tensor = GroupedStraightThrough.apply(input, offs, self, out_dtype)  # type: ignore[no-untyped-call]
-            return made
+        if is_grad_enabled():
+            if is_compiling():
+                refuse_vmap()
+            if isinstance(input, Tensor) and input.requires_grad:
+                made: Tensor = GroupedStraightThrough.apply(input, offs, self, out_dtype)  # type: ignore[no-untyped-call]
+                return made
         return self._product(input, offs, out_dtype)
 
     def _product(self, x: Any, offs: Tensor, out_dtype: Any) -> Tensor:

@@ -73,11 +73,16 @@ def products(kind, mesh):
 
 
 def rows_and_columns(kind, mesh):
-    """A scale of one axis that has as many numbers as there are rows, and belongs to columns."""
+    """Scales with as many numbers as there are rows: one belongs to columns, one to rows of two axes; and ends of groups."""
     group = -1, 32
     q, scale = wide(16, K).astype("float8_e4m3fn"), np.arange(1, 17, dtype=np.float32)
     call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=group)  # noqa: E731
-    check(f"{kind} columns", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
+    for spec in (("a",), (None, "b")):
+        made = jax.jit(call)(put(mesh, q, *spec), put(mesh, scale, "a"))
+        check(f"{kind} columns {spec}", made, call(q, scale))
+    q, scale = wide(4, 2, K).astype("float8_e4m3fn"), np.arange(1, 9, dtype=np.float32)[:, None]
+    call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=PER_TOKEN)  # noqa: E731
+    check(f"{kind} rows of two axes", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
     q, scale = wide(16, 600).astype("float8_e4m3fn"), wide(16, 5, dtype=np.float32)
     call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=GROUP_128)  # noqa: E731
     check(f"{kind} ends of groups", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))

@@ -193,3 +193,10 @@ def test_codes_need_none_on_the_host():
     codes = "float8_e4m3fn"
     assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, (), "cpu") == 0
     assert most_scratch("scaled_mm", {0: (codes, (4, 32)), 1: (codes, (32, 8))}, (), "cuda") > 32 << 20
+
+
+def test_a_weight_needs_the_same_in_either_orientation():
+    codes = "float8_e4m3fn"
+    for k, n in ((31, 999), (999, 31)):
+        turned = most_scratch("scaled_mm", {0: (codes, (4, k)), 1: (codes, (k, n))}, (), "cuda")
+        assert turned == most_scratch("scaled_mm_nt", {0: (codes, (4, k)), 1: (codes, (n, k))}, (), "cuda")

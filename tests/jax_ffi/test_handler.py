@@ -2,6 +2,7 @@
 
 import ctypes
 import struct
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,25 +15,36 @@ import fp8core.jax  # noqa: E402
 from fp8core import PER_CHANNEL  # noqa: E402
 from fp8core.core import operation  # noqa: E402
 from fp8core.jax import frames, handler, programs  # noqa: E402
-from jax_ffi.cases import BF16, K, cpu, same, weight, wide  # noqa: E402, F401
+from fp8core.problem import HOST  # noqa: E402
+from jax_ffi.cases import BF16, K, N, cpu, same, weight, wide  # noqa: E402, F401
+from support.ahead import absent  # noqa: E402
+from support.targets import AMPERE, H200  # noqa: E402
 from support.threads import in_time  # noqa: E402
 
 OPTIONS = "float8_e4m3fn", (1, -1), False, float("inf"), "float32", "k", 1e-10, None
 """Of a call of quantize."""
 
 
-def test_a_failure_of_a_handler_arrives_with_its_words(monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(MemoryError, "INTERNAL"), (KeyboardInterrupt, "INTERNAL"), (fp8core.ShapeError, "INVALID_ARGUMENT")],
+)
+def test_a_failure_of_a_handler_arrives_with_its_words(error, code, monkeypatch):
     function = jax.jit(lambda x: fp8core.quantize(x).data)
     x = wide(9, K)
     wanted = function(x)
 
-    def fails(self, stream, addresses):
-        raise MemoryError("planted")
+    def fails(*given):
+        raise error("planted")
 
-    with monkeypatch.context() as patched:
-        patched.setattr(programs.Prepared, "__call__", fails)
-        with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match="MemoryError: planted"):
-            jax.block_until_ready(function(x))
+    for handled, method, run in (
+        (programs.Prepared, "__call__", lambda: jax.block_until_ready(function(x))),
+        (handler.Platform, "prepared", jax.jit(lambda x: fp8core.quantize(x).scale).lower(x).compile),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(handled, method, fails)
+            with pytest.raises((jax.errors.JaxRuntimeError, ValueError), match=f"{code}.*{error.__name__}: planted"):
+                run()
     assert same(function(x), wanted)
 
 
@@ -41,12 +53,15 @@ def test_a_text_says_all_of_a_problem():
         "quantize",
         (programs.Placed("bfloat16", (4, None), (1, 0)), None, None, None),
         OPTIONS,
+        3,
     )
     assert programs.parse(problem.text(12).encode()) == (problem, 12)
     assert not problem.fixed
     assert problem.with_shapes([(4, 8)]).fixed
-    with pytest.raises(fp8core.BackendError, match="another release"):
-        programs.parse(b'[99,"quantize",[],[],0,0]')
+    assert not problem._replace(operands=(problem.with_shapes([(4, 8)]).operands[0], *problem.operands)).fixed
+    for text in (b'[99,"quantize",[],[],0,0]', b'[1,"a later one",[],[],0,0]'):
+        with pytest.raises(fp8core.BackendError, match="another release"):
+            programs.parse(text)
 
 
 def test_programs_that_are_traced_after_tuning_are_planned_anew(monkeypatch):
@@ -107,18 +122,59 @@ def test_options_become_plain():
     assert [type(x) for x in plain] == [float, int, str, str, tuple, bool, str]
 
 
-def test_a_program_with_too_little_scratch_is_refused():
+def of_linear():
+    """Return a problem of 33 rows with a weight per channel, and its arrays."""
     w = weight()
     x = wide(33, K)
     placed = [programs.Placed(str(a.dtype), a.shape, (1, 0)) for a in (x, *w)]
     options = (tuple(PER_CHANNEL), None, None, True, False, None, None)
-    problem = programs.Problem("linear", (*placed, None, None, None, None), options)
+    return programs.Problem("linear", (*placed, None, None, None, None), options), (x, *w)
+
+
+@pytest.mark.parametrize("target", [absent(H200), absent(AMPERE), HOST], ids=str)
+def test_a_launch_gets_addresses_and_announces_what_it_writes(target, monkeypatch):
+    call, launched, announced = programs.Prepared(of_linear()[0], target), [], []
+    announcement = SimpleNamespace(end=lambda: announced.append("ended"))
+    monkeypatch.setattr(programs.prefetch, "WATCHED", SimpleNamespace(starts=[0]))
+    monkeypatch.setattr(programs.prefetch, "announce_write", lambda *given: announced.append(given) or announcement)
+    x, w, scale, out, scratch = 0x10000, 0x20000, 0x30000, 0x40000, 0x50010
+    wanted = [([(out, out + 33 * N * 2)], 7), "ended"] if target.arch == H200.arch else []
+
+    call.launch = lambda *given: launched.append(given)
+    call(7, [x, w, scale, out, scratch])
+    assert (launched, announced) == ([(7, x, w, scale, 0, 0, 0, out, 0x50100)], wanted)
+
+    call.launch = lambda *given: 1 // 0
+    with pytest.raises(ZeroDivisionError):
+        call(7, [x, w, scale, out, scratch])
+    assert announced == 2 * wanted
+
+    call.launch = lambda *given: launched.append(given[1])
+    if target == HOST:
+        call(0, [x + 8, w, scale, out, scratch])
+        assert launched[1:] == [x + 8]
+    else:
+        with pytest.raises(fp8core.LayoutError, match="need addresses at multiples of 16"):
+            call(7, [x + 8, w, scale, out, scratch])
+        assert (len(launched), announced) == (1, 2 * wanted)
+
+
+def test_a_program_with_too_little_scratch_is_refused():
+    problem, arrays = of_linear()
     platform = handler.ALL["cpu"]
     with pytest.raises(fp8core.BackendError, match=r"needs \d+ bytes of scratch on host, got 1: .* other tunings"):
         platform.prepared(problem.text(1).encode(), 0)
     text, scratch = platform.plan(problem)
     assert scratch >= 33 * K
     assert platform.prepared(text.encode(), 0).scratch_bytes == scratch
+    rows_are_open = (problem.operands[0]._replace(shape=(None, K)), *problem.operands[1:])
+    text = problem._replace(operands=rows_are_open).text(None).encode()
+    shapes = tuple(array.shape for array in arrays)
+    for spare, got in (((), 0), (((handler.scratch_extent(scratch - 1),),), scratch - 1)):
+        with pytest.raises(fp8core.BackendError, match=rf"needs {scratch} bytes of scratch on host, got {got}:"):
+            platform.prepared(text, 0, handler.Extents(shapes, ((33, N), *spare)))
+    enough = handler.Extents(shapes, ((33, N), (handler.scratch_extent(scratch),)))
+    assert platform.prepared(text, 0, enough).scratch_bytes == scratch
 
 
 def test_a_destructor_amid_a_plan_may_need_the_same(monkeypatch):

@@ -324,6 +324,13 @@ def test_jax_debug_nans_names_the_call():
                 call(x)
 
 
+def test_calls_are_programs_where_jit_is_disabled():
+    x = wide(9, K)
+    for call in (fp8core.quantize, jax.jit(fp8core.quantize)):
+        with jax.disable_jit():
+            assert same(call(jnp.asarray(x)).data, fp8core.quantize(x).data)
+
+
 def test_an_eager_call_is_described_once(monkeypatch):
     x = jnp.asarray(wide(7, K, dtype=np.float16))
     first = fp8core.quantize(x, group_shape=(1, 16))

@@ -16,7 +16,7 @@ from torch._dynamo.backends.common import aot_autograd  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.errors import LayoutError  # noqa: E402
-from fp8core.torch import Linear, aligned, quantize_model_  # noqa: E402
+from fp8core.torch import GroupedLinear, Linear, aligned, quantize_model_  # noqa: E402
 from fp8core.torch.compiling import join_by_input  # noqa: E402
 from fp8core.torch.joining import LINEAR, LINEAR_JOINED, join_  # noqa: E402
 from pytorch.tensors import bits, saved, wide  # noqa: E402
@@ -198,6 +198,17 @@ def test_layers_are_exported_where_rows_are_packed(gaps, tmp_path):
     torch.export.save(program, tmp_path / "layer.pt2")
     for one in (program, torch.export.load(tmp_path / "layer.pt2")):
         assert bits(one.module()(wide(7, K))) == bits(layer(wide(7, K)))
+
+
+def test_grouped_layers_are_exported_where_rows_are_packed(monkeypatch):
+    wide_weights, offs = torch.stack([original().weight.detach()] * 2), torch.tensor([2, 5], dtype=torch.int32)
+    without = GroupedLinear.from_weight(wide_weights)
+    monkeypatch.setattr(aligned, "PACKED_ON", ("meta",))
+    layer = GroupedLinear.from_weight(wide_weights)
+    assert layer.weight.stride() == (N * 256, 256, 1)
+    assert bits(layer(wide(5, K), offs)) == bits(without(wide(5, K), offs))
+    with pytest.raises(LayoutError, match=r"weight needs rows without gaps in torch\.export, .* for k = 250"):
+        torch.export.export(layer, (wide(5, K), offs))
 
 
 def test_such_layers_are_not_joined(gaps):

@@ -80,19 +80,42 @@ def test_percentiles_of_zeros_and_of_nothing_are_left_out():
     made = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     assert calibrate(made[:1], [torch.zeros(4, 8)], method="percentile") == {}
     assert calibrate(made, [], method="percentile") == {}
+    assert calibrate(made, [torch.zeros(0, 8)], method="percentile") == {}
     mostly = torch.zeros(1000, 8)
     mostly[0, 0] = 5
     assert calibrate(made[:1], [mostly], method="percentile", percentile=99) == {}
     assert calibrate(made[:1], [mostly], method="percentile", percentile=100) == {"0": 5 / 448}
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_percentiles_do_not_hide_what_is_not_finite(value):
+@pytest.mark.parametrize("bits_of", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000], ids=hex)
+def test_percentiles_do_not_hide_what_is_not_finite(bits_of):
+    """NaNs of all payloads (GPUs make 0x7fffffff), and infinities, in one batch of two."""
     made = nn.Sequential(nn.Linear(8, 8))
     x = torch.ones(1000, 8)
-    x[3, 4] = value
+    x.view(torch.int32)[3, 4] = bits_of - (bits_of >> 31 << 32)
     with pytest.raises(ScaleError, match=r"calibrate needs finite inputs, got (nan|inf) in 0"):
-        calibrate(made, [x], method="percentile", percentile=50)
+        calibrate(made, [x, x[:3]], method="percentile", percentile=50)
+
+
+def test_the_largest_magnitude_may_be_negative_and_a_batch_empty():
+    made = nn.Sequential(nn.Linear(8, 8))
+    x = torch.ones(2, 8)
+    x[1, 3] = -4
+    assert calibrate(made, [x, x[:0], x / 2]) == {"0": 4 / 448}
+
+
+def test_a_model_runs_without_gradients_takes_a_list_as_one_argument_and_may_give_inputs_by_name():
+    class ByName(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.Linear(8, 8)
+
+        def forward(self, pair):
+            assert not torch.is_grad_enabled()
+            first, second = pair
+            return self.up(input=first + second)
+
+    assert calibrate(ByName(), [[torch.ones(2, 8), torch.ones(8)]]) == {"up": 2 / 448}
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,18 @@ def test_each_group_is_a_layer(scheme, static, dtype):
     assert torch.equal(grouped(q, ENDS)[: ENDS[-1]], found)
 
 
+@pytest.mark.parametrize("scheme", ["channel", "block"])
+def test_a_weight_of_any_strides_and_format(scheme):
+    wide = weights()
+    strided = torch.nn.Parameter(wide.mT.contiguous().mT)
+    wanted, found = (GroupedLinear.from_weight(x, scheme=scheme, weight_dtype="float8_e5m2") for x in (wide, strided))
+    assert found.weight.dtype == torch.float8_e5m2
+    assert torch.equal(found.weight.view(torch.uint8), wanted.weight.view(torch.uint8))
+    assert torch.equal(found.weight_scale, wanted.weight_scale)
+    values = torch.stack([found.dequantized(torch.float32, at) for at in range(GROUPS)])
+    torch.testing.assert_close(values, wide, rtol=0.125, atol=1e-2)
+
+
 @pytest.mark.parametrize(("scheme", "static"), KINDS)
 def test_gradients_are_those_of_the_layers(scheme, static):
     grouped, layers = made(scheme, static)
@@ -252,6 +264,11 @@ def test_an_end_before_an_earlier_one_is_of_a_group_without_rows(ends, scheme, s
         (lambda: GroupedLinear(2, 32, 32, scheme="row"), CheckpointError, "scheme needs"),
         (lambda: GroupedLinear(2, 32, 32, scheme="block", static=True), ScaleError, "static needs the scheme channel"),
         (lambda: GroupedLinear(-1, 32, 32), ShapeError, "groups needs"),
+        (lambda: GroupedLinear(2, -1, 32), ShapeError, "in_features needs"),
+        (lambda: GroupedLinear(2, 32, 1.5), ShapeError, "out_features needs"),
+        (lambda: GroupedLinear(2, 32, 32, static="no"), DTypeError, "static needs True or False"),
+        (lambda: GroupedLinear(2, 32, 32, use_fast_accum="no"), DTypeError, "use_fast_accum needs True or False"),
+        (lambda: GroupedLinear(2, 32, 32, dtype="half"), DTypeError, "dtype needs"),
         (lambda: GroupedLinear(2, 32, 32, weight_dtype="int8"), DTypeError, "weight_dtype needs"),
         (lambda: GroupedLinear.from_weight(torch.ones(4, 4)), ShapeError, r"weight needs three axes \[groups, n, k\]"),
         (lambda: made()[0](rows(), ENDS, "int8"), DTypeError, "out_dtype needs"),

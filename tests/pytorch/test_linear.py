@@ -95,6 +95,7 @@ CASTS = {
     "share_memory": lambda layer: layer.share_memory(),
     "there_and_back": lambda layer: layer.half().float().bfloat16(),
 }
+DTYPES = {"float": torch.float32, **dict.fromkeys(("half", "to", "to_device", "type"), torch.float16)}
 
 
 @pytest.mark.parametrize("cast", CASTS)
@@ -105,6 +106,7 @@ def test_casts_leave_codes_and_scales(scheme, input_scale, cast):
     kept = {name: bits(x) for name, x in layer.state_dict().items() if name != "bias"}
     layer = CASTS[cast](layer)
     assert {name: bits(x) for name, x in layer.state_dict().items() if name != "bias"} == kept
+    assert layer.bias.dtype == layer.compute_dtype == DTYPES.get(cast, torch.bfloat16)
     x = wide(5, K).to(layer.bias.dtype)
     y = layer(x)
     assert y.dtype == layer.bias.dtype
@@ -142,6 +144,26 @@ def test_copies_are_equal_and_their_own(scheme, input_scale, copied):
     layer.weight.view(torch.uint8).zero_()
     assert bits(other(x)) == bits(other_y)
     assert bits(layer(x)) != bits(y)
+
+
+@kinds
+def test_a_shallow_copy_shares_parameters_until_one_is_replaced(scheme, input_scale):
+    layer, x = quantized(scheme, input_scale), wide(5, K)
+    y = layer(x)
+    other = copy.copy(layer)
+    assert other.weight is layer.weight
+    other.bias = nn.Parameter(torch.ones_like(layer.bias), requires_grad=False)
+    other.use_fast_accum = False
+    assert bits(layer(x)) == bits(y) != bits(other(x))
+    assert layer.use_fast_accum
+
+
+def test_a_pickle_has_the_memory_that_a_weight_has_by_then():
+    layer = Linear.from_linear(nn.Linear(K, N))
+    before = layer.__getstate__()["_parameters"]["weight"]
+    assert layer.__getstate__()["_parameters"]["weight"] is before
+    layer.weight.data = torch.zeros_like(before).view(layer.weight.dtype)
+    assert not layer.__getstate__()["_parameters"]["weight"].any()
 
 
 def test_a_weight_is_one_in_pickles_of_several_threads(monkeypatch):

@@ -11,28 +11,37 @@ from torch import nn  # noqa: E402 - after the skip
 
 import fp8core  # noqa: E402
 from fp8core.errors import DTypeError, ScaleError, ShapeError  # noqa: E402
-from fp8core.ops.linear import LINEAR_CALLS  # noqa: E402
+from fp8core.ops.grouped_mm import GROUPED_MM_CALLS, GroupedOptions  # noqa: E402
+from fp8core.ops.linear import LINEAR_CALLS, LinearOptions  # noqa: E402
 from fp8core.torch import GroupedLinear, Linear, quantize_model_, warm_up  # noqa: E402
 
 
-@pytest.mark.parametrize("name", ["batch_invariant", "use_fast_accum"])
-def test_an_option_that_is_changed_counts_from_the_next_call_on(name, monkeypatch):
-    layer, x, seen = Linear.from_linear(nn.Linear(64, 32, bias=False)), torch.randn(5, 64), []
+@pytest.mark.parametrize("value", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Linear, "batch_invariant"), (Linear, "use_fast_accum"), (GroupedLinear, "use_fast_accum")]
+)
+def test_an_option_that_is_changed_counts_from_the_next_call_on(kind, name, value, monkeypatch):
+    x, seen = torch.randn(5, 64), []
+    if kind is Linear:
+        layer, calls, fields = Linear.from_linear(nn.Linear(64, 32), **{name: value}), LINEAR_CALLS, LinearOptions
+        operands = (x,)
+    else:
+        layer = GroupedLinear.from_weight(torch.randn(1, 32, 64), **{name: value})
+        operands, calls, fields = (x, torch.tensor([5], dtype=torch.int32)), GROUPED_MM_CALLS, GroupedOptions
 
-    def described(specs, options, describe=LINEAR_CALLS.describe):
-        seen.append(dict(options._asdict())[name])
+    def described(specs, options, describe=calls.describe):
+        seen.append(fields(*options)._asdict()[name])
         return describe(specs, options)
 
-    LINEAR_CALLS.forget()
-    layer(x)
-    monkeypatch.setattr(LINEAR_CALLS, "describe", described)
-    changed = not getattr(layer, name)
-    setattr(layer, name, changed)
-    layer(x)
-    assert seen == [changed]
+    calls.forget()
+    monkeypatch.setattr(calls, "describe", described)
+    layer(*operands)
+    setattr(layer, name, not value)
+    layer(*operands)
+    assert seen == [value, not value]
     setattr(layer, name, "yes")
     with pytest.raises(DTypeError, match=f"{name} needs True or False"):
-        layer(x)
+        layer(*operands)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])

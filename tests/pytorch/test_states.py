@@ -43,6 +43,19 @@ def test_a_scale_that_is_no_tensor_is_refused_in_the_words_of_torch():
         layer.load_state_dict(state)
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "words"),
+    [
+        ("input_scale", torch.ones(1), r"Unexpected key\(s\) in state_dict: \"input_scale\""),
+        ("weight_scale", torch.ones(1, N), rf"size mismatch for weight_scale: .*\[1, {N}\]"),
+    ],
+)
+def test_scales_of_another_kind_of_layer_are_refused_in_the_words_of_torch(name, scale, words):
+    layer = quantized("channel", None)
+    with pytest.raises(RuntimeError, match=words):
+        layer.load_state_dict({**layer.state_dict(), name: scale})
+
+
 @pytest.mark.parametrize("assign", [False, True])
 @pytest.mark.parametrize(("name", "other"), [("weight", "weight_scale"), ("weight_scale", "weight")])
 def test_half_of_a_weight_is_loaded_with_a_warning(name, other, assign):
@@ -99,3 +112,13 @@ def test_parameters_are_swapped_whatever_was_done_with_them_before(swapping, use
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
     assert bits(model(x)) == want
+
+
+@pytest.mark.parametrize("write", [lambda layer: layer.load_state_dict(layer.state_dict()), lambda layer: layer.half()])
+def test_a_layer_is_prepared_anew_once_torch_has_written_its_parameters(write):
+    """Kernels may read a weight early that only fp8core writes; torch announces no writes."""
+    layer, x = quantized("channel", None), wide(5, K)
+    layer(x)
+    assert layer._prepared is not None
+    write(layer)
+    assert layer._prepared is None
