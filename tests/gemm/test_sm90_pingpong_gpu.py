@@ -7,7 +7,8 @@ import pytest
 from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
 from gemm.test_ending_gpu import Ended
 from gemm.test_generic_gpu import FN
-from gemm.test_sm90_tiled import CHANNEL, MIXED, TENSOR, Tiled
+from gemm.test_sm90_tiled import CHANNEL, MIXED, TENSOR
+from gemm.test_sm90_tiled_gpu import Tiled
 
 pytestmark = pytest.mark.gpu
 TILES = [tile for tile in tiled_cost.TILES if tile.pingpong]
