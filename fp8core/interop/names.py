@@ -55,7 +55,7 @@ def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZ
     if isinstance(dtype, str):
         known = _NAMES.get(dtype)
     else:
-        known = _NAMES.get(_spelling(dtype))
+        known = _NAMES.get(dtype_spelling(dtype))
         if getattr(dtype, "byteorder", "=") not in ("=", "|"):
             known = None
     if known is None or known not in among:
@@ -64,7 +64,8 @@ def dtype_name(dtype: Any, name: str = "dtype", among: Collection[str] = ITEMSIZ
     return known
 
 
-def _spelling(dtype: Any) -> str:
+def dtype_spelling(dtype: Any) -> str:
+    """Return how a framework spells one of its dtypes, also one that fp8core has no use for; "" for other types."""
     if isinstance(dtype, type):
         return dtype.__name__ if dtype.__module__ in ("numpy", "ml_dtypes", "jax.numpy") else ""
     named = getattr(dtype, "name", None)  # of a numpy.dtype; str(torch.uint8) is "torch.uint8"

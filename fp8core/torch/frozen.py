@@ -13,6 +13,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import dtype_name
+from fp8core.interop.names import dtype_spelling
 from fp8core.problem import FORMATS, HIGH_PRECISION
 from fp8core.torch.adjacent import ADJACENT, with_own_storage
 from fp8core.torch.aligned import align_rows_
@@ -92,7 +93,7 @@ class Frozen(nn.Module):
         self._prepared = None
         weight = state_dict.get(prefix + "weight")
         if weight is not None and weight.dtype != self.weight.dtype:
-            hint = ": load before quantizing" if str(weight.dtype).removeprefix("torch.") in HIGH_PRECISION else ""
+            hint = ": load before quantizing" if dtype_spelling(weight.dtype) in HIGH_PRECISION else ""
             errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}{hint}")
             return
         for name in SCALES:

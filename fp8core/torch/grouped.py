@@ -12,6 +12,7 @@ from fp8core.core.grouped import check_offsets
 from fp8core.core.scaling import default_eps
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
+from fp8core.interop.names import dtype_spelling
 from fp8core.ops import Quantized, dequantize, grouped_scaled_mm_nt, quantize
 from fp8core.ops.grouped_mm import layout_of_scales
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
@@ -169,7 +170,7 @@ class GroupedLinear(Frozen):
         """Return the group of each of ``rows`` rows: int64. That of rows after the last end is the last one."""
         if not isinstance(offs, Tensor):
             raise DTypeError(f"offs needs a tensor, as each group has an input scale, got {type(offs).__name__}")
-        check_offsets(str(offs.dtype).removeprefix("torch."), tuple(offs.shape), self.groups)
+        check_offsets(dtype_spelling(offs.dtype), tuple(offs.shape), self.groups)
         numbers = torch.arange(rows, dtype=torch.int32, device=offs.device)
         ends = offs.cummax(0).values  # an end before an earlier one is that of a group without rows
         return torch.searchsorted(ends[:-1], numbers, right=True)

@@ -1,6 +1,6 @@
 """The linear layers of a model, and which of them to quantize."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.selection import Selection, selection
 from fp8core.errors import CheckpointError
+from fp8core.interop.names import dtype_spelling
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
 from fp8core.torch.linear import Linear
@@ -39,11 +40,6 @@ def not_finite(weight: torch.Tensor) -> bool:
     return not weight.is_meta and not torch.stack(weight.detach().aminmax()).isfinite().all()  # NaN is both of them
 
 
-def dtype_of(weight: torch.Tensor) -> str:
-    """Return the name of a tensor's dtype."""
-    return str(weight.dtype).removeprefix("torch.")
-
-
 def refused(names: Sequence[str]) -> CheckpointError:
     """Return the error for weights that are `not_finite`, in the words of ``fp8core quantize``."""
     others = f" (and {len(names) - 1} other weights)" if len(names) > 1 else ""
@@ -55,16 +51,14 @@ def has_hooks(layer: nn.Module) -> bool:
     return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
 
 
-def layers_of(model: nn.Module) -> Iterator[tuple[str, list[Place]]]:
-    """Yield the first name of every linear layer, with all places that hold the layer."""
+def layers_of(model: nn.Module) -> dict[str, list[Place]]:
+    """Return the linear layers of a model: all places that hold a layer, by its first name."""
     places: dict[int, list[Place]] = {}
     for parent in model.modules():
         for attribute, layer in parent._modules.items():
             if isinstance(layer, nn.Linear):
                 places.setdefault(id(layer), []).append(Place(parent, attribute, layer))
-    for name, module in model.named_modules():
-        if id(module) in places:
-            yield name, places[id(module)]
+    return {name: places[id(module)] for name, module in model.named_modules() if id(module) in places}
 
 
 def _shared_weights(model: nn.Module) -> dict[int, list[str]]:
@@ -114,25 +108,27 @@ def sorted_layers(model: nn.Module, include: Sequence[str] | None, exclude: Sequ
     Raises:
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
     """
-    found = Sorted({}, {})
-    chosen, shared, offloaded = _choice_of(model, include, exclude), _shared_weights(model), Offloaded(model)
-    for name, places in layers_of(model):
+    found, layers = Sorted({}, {}), layers_of(model)
+    chosen, shared, offloaded = _choice_of(model, layers, include, exclude), _shared_weights(model), Offloaded(model)
+    for name, places in layers.items():
         reason = _reason_to_keep(name, places, chosen, shared, offloaded)
         if reason is None:
             found.chosen[name] = places
         else:
             found.kept[name] = reason
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 3 and "expert" in name and dtype_of(parameter) in HIGH_PRECISION:
+        if parameter.ndim == 3 and "expert" in name and dtype_spelling(parameter.dtype) in HIGH_PRECISION:
             found.kept[name] = "it stacks experts: fp8core.transformers.split_experts_ separates those that it can"
     return found
 
 
-def _choice_of(model: nn.Module, include: Sequence[str] | None, exclude: Sequence[str]) -> _Chosen:
-    patterns = selection(include, exclude, (name for name, _ in layers_of(model)))
+def _choice_of(
+    model: nn.Module, layers: Collection[str], include: Sequence[str] | None, exclude: Sequence[str]
+) -> _Chosen:
+    patterns = selection(include, exclude, layers)
     model_type = str(getattr(getattr(model, "config", None), "model_type", ""))
     head = getattr(model, "get_output_embeddings", None)
-    names = kinds.names_of([name for name, _ in layers_of(model)], (), {"model_type": model_type})
+    names = kinds.names_of(layers, (), {"model_type": model_type})
     return _Chosen(patterns, names._replace(layered=False), head() if callable(head) else None)
 
 
@@ -161,7 +157,7 @@ def _reason_to_keep(
         return "accelerate has offloaded its weight: quantize before dispatching"
     if has_own_forward(layer):
         return "its forward is not that of torch.nn"
-    if dtype_of(weight) not in HIGH_PRECISION:
+    if dtype_spelling(weight.dtype) not in HIGH_PRECISION:
         return f"its weight is {weight.dtype}"
     if not weight.numel():
         return "its weight has no elements"

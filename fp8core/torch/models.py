@@ -138,15 +138,15 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
     _refuse_grouped(model)
-    names, found, offloaded = [], list(layers_of(model)), Offloaded(model)
-    for name, places in found:
+    names, layers, offloaded = [], layers_of(model), Offloaded(model)
+    for name, places in layers.items():
         layer = places[0].layer
         if isinstance(layer, Linear):
             offloaded.refuse(name, layer)
             high_precision(layer.compute_dtype if dtype is None else dtype)
             if has_hooks(layer):
                 raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
-    for name, places in found:
+    for name, places in layers.items():
         layer = places[0].layer
         if isinstance(layer, Linear):
             made = layer.to_linear(dtype)
