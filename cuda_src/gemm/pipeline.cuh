@@ -33,6 +33,17 @@ struct Ring {
     }
 };
 
+// The address of an array in shared memory, a multiple of 8, as a number that the compiler keeps in a register. Other
+// addresses it computes anew where they are used, beginning with a read of a special register; NVRTC 13.5 does so in
+// each round of a loop that waits for barriers.
+DEVICE unsigned kept_address(const void* p) {
+    unsigned address = shared_address(p);
+#if FP8CORE_PTX
+    asm("and.b32 %0, %0, -8;" : "+r"(address));
+#endif
+    return address;
+}
+
 // A ring's mbarriers: a full one per stage, then an empty one per stage.
 template <int SIZE>
 struct PipelineBarriers {

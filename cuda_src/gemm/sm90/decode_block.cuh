@@ -23,7 +23,7 @@ struct DecodeBlock {
           lane(threadIdx.x % 32),
           rank((int)blockIdx.x % C::split_k),
           first((int)blockIdx.x % C::cluster - rank),
-          ring((shared_address(dynamic) + 1023) & ~1023u),
+          ring((kept_address(dynamic) + 1023) & ~1023u),
           a_ring(ring + C::stages * C::weight_bytes),
           pipeline{barriers()},
           a_pipeline{barriers() + 16 * C::stages},
@@ -36,7 +36,7 @@ struct DecodeBlock {
     // The full and empty barriers of both rings, then reduce_full, reduce_empty, a_requested.
     DEVICE static unsigned barriers() {
         __shared__ alignas(8) word64 at[2 * C::stages + 2 * C::a_stages + 3];
-        return shared_address(at);
+        return kept_address(at);
     }
     DEVICE static StageScales<C>& stage_scales() {
         __shared__ StageScales<C> scales;
