@@ -33,6 +33,7 @@ from fp8core.checkpoint.outputs import (
     configuration,
     granularity_for,
     input_scale_named,
+    keeps_static_scales,
     kv_scale_named,
     marker,
     modelopt_file,
@@ -73,7 +74,7 @@ class PlannedConversion:
         if self.output is not None:
             given = all(layer.input_scale is not None for layer in layers)
             granularity, group_shape = granularity_for(to, layers, given, blocks)
-            self.static = given and granularity not in ("block", "group")
+            self.static = given and keeps_static_scales(self.output, granularity)
             scale_format = MXFP8.scale_format if granularity == "group" else SCALE_FORMATS[scales]
             for layer in filter(_is_matrix, layers):
                 goal = Goal(granularity, group_shape, scale_format, self._dtype(layer, e4m3))
@@ -167,9 +168,8 @@ class PlannedConversion:
             if self.output is not None and self.static and tensor is layer.input_scale:
                 yield self._input_scale(layer, tensor)
             else:
-                self.left_out[tensor.name] = "activations are quantized with scales found at run time"
-                if self.output is None:
-                    self.left_out[tensor.name] = "a scale of activations"
+                dynamic = "activations are quantized with scales found at run time"
+                self.left_out[tensor.name] = "a scale of activations" if self.output is None else dynamic
 
     def _input_scale(self, layer: Layer, tensor: Tensor) -> Small:
         """Return the static scale of activations under its new name, as one float32."""
