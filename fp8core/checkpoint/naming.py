@@ -155,6 +155,11 @@ def module_of(tensor: str) -> str:
     return tensor.removesuffix(WEIGHT)
 
 
+def namings(weight: str) -> tuple[Naming, ...]:
+    """Return how tensors beside a weight may be named: suffixes of the name that `module_of` returns."""
+    return NAMES if weight.endswith(WEIGHT) else STACKED
+
+
 def belongings(weight: str, present: Iterable[str]) -> Belongings:
     """Return the tensors that belong to a weight, among those of a checkpoint (a set or a mapping).
 
@@ -164,7 +169,7 @@ def belongings(weight: str, present: Iterable[str]) -> Belongings:
     found: dict[str, str] = {}
     formats: set[FormatName] = set()
     repeated: tuple[str, ...] = ()
-    for suffix, role, format_name in NAMES if weight.endswith(WEIGHT) else STACKED:
+    for suffix, role, format_name in namings(weight):
         name = module + suffix
         if name not in present:
             continue
