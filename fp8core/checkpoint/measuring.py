@@ -78,8 +78,7 @@ def scale_faults(tensor: Tensor) -> Iterator[Fault]:
 def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | int]:
     """Measure a layer: yield the bytes of each part of the weight as it is read, then the measurements."""
     counts = np.zeros(256, np.int64)
-    powers = scales.size >= GROUPS_THAT_TELL and are_powers_of_two(scales)
-    full = powers
+    raised = scales.size >= GROUPS_THAT_TELL and are_powers_of_two(scales)
     assert layer.group_shape is not None
     rows, cols = layer.group_shape
     with layer.weight.path.open("rb") as file:
@@ -88,13 +87,13 @@ def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | in
             for _, part in read_rows(file, matrix, max(rows, 1), OF_A_COUNT):
                 codes = part.view(np.uint8)
                 counts += np.bincount(codes.ravel(), minlength=256)
-                full = full and _full(codes, rows if rows > 0 else n, cols if cols > 0 else k, layer.dtype)
+                raised = raised and _full(codes, rows if rows > 0 else n, cols if cols > 0 else k, layer.dtype)
                 yield codes.nbytes
     table = magnitudes(layer.dtype)
     finite = np.isfinite(table)
     with np.errstate(invalid="ignore"):  # the mean of infinity and -infinity
         scale = float(np.median(scales))
-    yield Measured(layer, int(counts[~finite].sum()), _median(table[finite], counts[finite]), scale, full)
+    yield Measured(layer, int(counts[~finite].sum()), _median(table[finite], counts[finite]), scale, raised)
 
 
 def _full(codes: NDArray[np.uint8], rows: int, cols: int, dtype: str) -> bool:

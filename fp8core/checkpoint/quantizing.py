@@ -48,8 +48,9 @@ class Plan(NamedTuple):
     @property
     def refusal(self) -> str:
         """Why `quantize_checkpoint` would refuse it: a tensor is refused, or no weight would be FP8; else empty."""
-        if self.refused:
-            first, more = self.refused[0], len(self.refused) - 1
+        refused = self.refused
+        if refused:
+            first, more = refused[0], len(refused) - 1
             others = f" ({more} more: see --dry-run or plan_checkpoint)" if more else ""
             return f"cannot quantize {first.tensor}: {first.reason}{others}"
         if any(verdict.status == "quantized" for verdict in self.verdicts):
