@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.experts import split_like
 from fp8core.checkpoint.faults import Fault, header_faults
-from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows
+from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows, stored_rows
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
 from fp8core.checkpoint.naming import OTHERS, WEIGHT, module_of, other_quantizations
@@ -212,8 +212,8 @@ def _unlike(tensor: Tensor, original: Tensor) -> str:
     flat = not original.pitch  # experts stored by columns are read as matrices
     difference = norm = 0.0
     with tensor.path.open("rb") as file, original.path.open("rb") as beside:
-        here = read_rows(file, _column(tensor, floats) if flat else tensor.entry, itemsize=MOST_ITEMSIZE)
-        there = read_rows(beside, _column(original, floats) if flat else original.entry, itemsize=MOST_ITEMSIZE)
+        here = stored_rows(file, _column(tensor, floats) if flat else tensor.entry, itemsize=MOST_ITEMSIZE)
+        there = stored_rows(beside, _column(original, floats) if flat else original.entry, itemsize=MOST_ITEMSIZE)
         for (_, found), (_, rows) in zip(here, there, strict=True):
             of_part = _squares(found, rows)
             difference, norm = difference + of_part[0], norm + of_part[1]
@@ -222,14 +222,14 @@ def _unlike(tensor: Tensor, original: Tensor) -> str:
     if math.isinf(difference):
         return "has other NaN or Inf than the one"
     error = math.sqrt(difference / norm) if norm else math.sqrt(difference)
-    limit = 0 if exact else OTHERS_TOLERANCE
-    return "" if error <= limit else f"differs by {100 * error:.3g} % of its norm from the one"
+    same = difference == 0 if exact else error <= OTHERS_TOLERANCE
+    return "" if same else f"differs by {100 * error:.3g} % of its norm from the one"
 
 
+@np.errstate(over="ignore", invalid="ignore")  # invalid: signaling NaN
 def _squares(found: NDArray[Any], exact: NDArray[Any]) -> tuple[float, float]:
     """Return the sums of squares of the differences (inf if others are not finite) and of the finite originals."""
-    with np.errstate(invalid="ignore"):  # signaling NaN
-        numbers, originals = found.astype(np.float64), exact.astype(np.float64)
+    numbers, originals = found.astype(np.float64), exact.astype(np.float64)
     finite = np.isfinite(originals)
     norm = float(np.square(originals[finite]).sum())
     if found.dtype == exact.dtype and found.tobytes() == exact.tobytes():
