@@ -147,7 +147,8 @@ class Belongings(NamedTuple):
 
     def tensors(self) -> tuple[str, ...]:
         """Return the names of the tensors that exist."""
-        return tuple(name for name in self[:4] if isinstance(name, str))
+        names = self.scale, self.input_scale, self.input_scale_ub, self.marker
+        return tuple(name for name in names if name is not None)
 
 
 def module_of(tensor: str) -> str:

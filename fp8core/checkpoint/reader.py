@@ -16,7 +16,7 @@ from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of, section
 from fp8core.checkpoint.extras import CONFIG
 from fp8core.checkpoint.files import FLOATS, FP8, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
-from fp8core.checkpoint.layers import Layer, Tensor
+from fp8core.checkpoint.layers import Layer, Tensor, tensor_of
 from fp8core.checkpoint.naming import FormatName, belongings
 from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
@@ -73,7 +73,7 @@ class Checkpoint:
         for header in self.source.headers:
             for entry in header.entries.values():
                 if self.source.weight_map.get(entry.name, header.path.name) == header.path.name:
-                    found[entry.name] = Tensor(*entry[:5], header.path, header.state, entry.pitch)
+                    found[entry.name] = tensor_of(entry, header)
         return found
 
     @cached_property
@@ -127,8 +127,11 @@ class Checkpoint:
 
     def _layer(self, weight: Tensor, near: naming.Belongings, name: FormatName) -> Layer:
         """Return the layer of a weight, whose belongings are ``near``, in the format ``name``."""
-        present = self.all_tensors
-        scale, input_scale, upper, marker = (None if one is None else present[one] for one in near[:4])
+
+        def named(tensor: str | None) -> Tensor | None:
+            return None if tensor is None else self.all_tensors[tensor]
+
+        scale = named(near.scale)
         how = None if near.repeated else self._grouping(weight, scale)
         experts = matrices(weight.name, weight.shape).experts
         return Layer(
@@ -139,9 +142,9 @@ class Checkpoint:
             group_shape=None if how is None else how.group_shape,
             scale_shape=() if how is None else (*(() if experts is None else (experts,)), *how.scale_shape),
             widths=() if how is None else how.widths,
-            input_scale=input_scale,
-            input_scale_ub=upper,
-            marker=marker,
+            input_scale=named(near.input_scale),
+            input_scale_ub=named(near.input_scale_ub),
+            marker=named(near.marker),
             format=name,
             repeated=near.repeated,
         )
