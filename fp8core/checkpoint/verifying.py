@@ -106,12 +106,16 @@ def verify_checkpoint(
     for tensor in _scales(checkpoint):
         faults += scale_faults(tensor)
     layers = [layer for layer in checkpoint.layers.values() if not layer.fault()]
-    total = sum(layer.weight.nbytes for layer in layers) + (0 if other is None else other.source.nbytes)
+    originals = 0 if other is None else sum(entry.nbytes for entry in other.source.entries)
+    total = sum(layer.weight.nbytes for layer in layers) + originals
     advance = advancing(progress, total)
     errors: dict[str, float] = {}
     measured = [measure(layer, layer.scales(), advance) for layer in layers]
     faults += _nan_codes(measured)
-    different = [] if other is None else list(_differences(checkpoint, other, errors, advance))
+    different: list[Fault] = []
+    if other is not None:
+        different += _differences(checkpoint, other, errors, advance)
+        advance(other.path.name, total)  # count the originals that need not be read
     right = errors.keys() - {fault.tensor for fault in different}
     faults += [fault for fault in suspicious(measured) if fault.tensor not in right]
     faults += different

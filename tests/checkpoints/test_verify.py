@@ -142,6 +142,7 @@ def test_progress_ends_with_all_bytes(tmp_path):
     assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
     assert len({total for *_, total in calls}) == 1
     assert calls[0][1] == 300 * 200
+    assert calls[-1][1] == calls[-1][2]
 
 
 def test_scales_of_zero_weights_and_fnuz_nan(tmp_path):
