@@ -234,11 +234,11 @@ def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
         return Checkpoint(source, claim, unscaled=unscaled)
     own = source.path.with_suffix(".config.json")
     beside = read_json(own)
-    alone = source.path.name == "model.safetensors"
-    config = {**source.config, **beside} if beside else source.config
-    modelopt = read_json(source.path.parent / MODELOPT_FILE) if alone else {}
+    config = {**source.config, **beside}
+    of_folder = source.path.name == "model.safetensors"  # whose folder's configuration is its own, too
+    modelopt = read_json(source.path.parent / MODELOPT_FILE) if of_folder else {}
     file = CONFIG if section(beside) is None else own.name
-    claim = claim_of(config if beside or alone else {}, modelopt, headers, file)
+    claim = claim_of(config if of_folder else beside, modelopt, headers, file)
     return Checkpoint(source._replace(config=config), claim, unscaled=unscaled)
 
 
