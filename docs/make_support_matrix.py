@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
-from fp8core.cli import TARGETS, UNPROVEN, proven, target_named
+from fp8core.cli import GPUS, UNPROVEN, proven, target_named
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.grouped.table import GROUPED_MM
@@ -229,7 +229,7 @@ def marked(name: str, *targets: Target) -> str:
 
 def page() -> str:
     """Return the page about all devices."""
-    targets = {name: named(name) for name in (*TARGETS, "host")}
+    targets = {name: named(name) for name in (*GPUS, "host")}
     lines = [HEAD + LEGEND]
     for heading, columns in TABLES.items():
         rows = {marked(name, at): [cell(ask(at)) for ask in columns.values()] for name, at in targets.items()}

@@ -88,9 +88,8 @@ BLOCK: Final = 128
 """The group size of products: groups have this many elements of k, blocks this many rows and columns."""
 GROUP_128: Final = GroupShape(1, BLOCK)
 BLOCK_128: Final = GroupShape(BLOCK, BLOCK)
-
-
 ABSENT: Final = -1
+"""The ordinal of a device that is not in this machine."""
 
 
 class Target(NamedTuple):
@@ -107,7 +106,7 @@ class Target(NamedTuple):
     arch: int
     """90 for sm_90, 942 for gfx942 (hexadecimal digits as in 0x90a for gfx90a), 0 on the host."""
     device: int
-    """The ordinal of the device; -1 for a device that is not in this machine."""
+    """The ordinal of the device; -1 (`ABSENT`) for a device that is not in this machine."""
     multiprocessors: int
     warp: int
     """The number of threads of a warp; on AMD GPUs, of a wave."""
@@ -130,6 +129,7 @@ def native_e4m3(target: Target) -> Fp8Name:
 
 
 HOST: Final = Target("host", 0, 0, 0, 1, 0)
+"""This machine's processor and memory, on which NumPy runs."""
 
 
 class Quantize(NamedTuple):

@@ -7,7 +7,8 @@ from fp8core.checkpoint.extras import Extra
 from fp8core.checkpoint.faults import Fault
 from fp8core.checkpoint.inspecting import Inspection, Kind, inspect_checkpoint
 from fp8core.checkpoint.layers import Layer, Tensor
-from fp8core.checkpoint.quantizing import Plan, Summary, plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.quantization_plan import Plan
+from fp8core.checkpoint.quantizing import Summary, plan_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.reader import Checkpoint, open_checkpoint, open_files
 from fp8core.checkpoint.running import Progress
 from fp8core.checkpoint.schemes import SCHEMES

@@ -163,9 +163,9 @@ def convert_checkpoint(
         [('up', True)]
     """
     planned = PlannedConversion(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
-    refused = _conversion(planned, None).lossy
-    if refused and not lossy:
-        first, more = refused[0], len(refused) - 1
+    anew = [change for change in planned.changes.values() if not change.exact]
+    if anew and not lossy:
+        first, more = anew[0], len(anew) - 1
         others = f" ({more} more weights: see --dry-run or plan_conversion)" if more else ""
         raise CheckpointError(
             f"converting {first.layer.weight.name} needs lossy (--lossy), as it has to be requantized: "

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from fp8core.checkpoint.files import FLOATS, FP8, Entry
 from fp8core.checkpoint.granularity import grouping
 from fp8core.checkpoint.kinds import sizes_of
-from fp8core.checkpoint.naming import STACKED, WEIGHT, module_of
+from fp8core.checkpoint.naming import WEIGHT, module_of, namings
 from fp8core.checkpoint.source import Source
 from fp8core.errors import CheckpointError
 
@@ -24,8 +24,14 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
 """By the last part of a stacked tensor's name: the projections that it holds for each expert, in the order of rows."""
 BACK: Final = ("down_proj", "w2")
 """The projections whose outputs have the model's hidden size; in the others, the inputs have it."""
-
-
+OF_ONE_EXPERT: Final[Mapping[str, str]] = {
+    "_scale_inv": ".weight_scale_inv",
+    "_scale": ".weight_scale",
+    "_weight_scale": ".weight_scale",
+    "_activation_scale": ".activation_scale",
+    "_input_scale": ".input_scale",
+}
+"""By the suffix of a tensor beside a stacked weight: its suffix beside the weight of one expert; others keep theirs."""
 ALTERNATE: Final = ("gpt_oss",)
 """Model types in which the channels of gate and up alternate."""
 
@@ -66,10 +72,11 @@ def split_experts(source: Source) -> Source:
     stacks = _oriented(source, stacks)
     headers, files = [], dict(source.weight_map)
     origins = {entry.name: "" for entry in source.entries}  # by name: the tensor that it is split from
+    split = _new_suffixes(stacks, origins)
     for header in source.headers:
         entries: dict[str, Entry] = {}
         for entry in header.entries.values():
-            made = list(_split(entry, stacks))
+            made = list(_parts(entry, *split[entry.name])) if entry.name in split else []
             for one in made:
                 if origins.setdefault(one.name, entry.name) != entry.name:
                     raise CheckpointError(f"split_experts makes {one.name} of {entry.name}, but it already exists")
@@ -152,45 +159,48 @@ def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
     return found
 
 
-def _split(entry: Entry, stacks: Mapping[str, Stack]) -> Iterator[Entry]:
-    """Yield the tensors that a stacked weight, or a scale of one, is split into; nothing for any other tensor."""
-    stack = stacks.get(entry.name)
-    if stack is not None:
-        yield from _slices(entry, stack, WEIGHT)
-        return
-    for suffix, role, _ in STACKED:
-        for weight in (entry.name.removesuffix(suffix), entry.name.removesuffix(f"{WEIGHT}{suffix}") + WEIGHT):
-            stack = stacks.get(weight) if entry.name.endswith(suffix) else None
-            if stack is not None:
-                name = {"_scale_inv": ".weight_scale_inv", "_activation_scale": ".activation_scale"}.get(suffix)
-                kept = name or (".weight_scale" if role == "scale" else ".input_scale")
-                yield from _slices(entry, stack, kept)
-                return
+def _new_suffixes(stacks: Mapping[str, Stack], present: Container[str]) -> dict[str, tuple[Stack, str]]:
+    """Return, by tensor that is split: the stack that it belongs to, and the suffix of the names of its parts."""
+    found: dict[str, tuple[Stack, str]] = {}
+    for weight, stack in stacks.items():
+        found[weight] = stack, WEIGHT
+        for suffix, role, _ in namings(weight):
+            name = module_of(weight) + suffix
+            if role != "marker" and name in present:
+                found[name] = stack, OF_ONE_EXPERT.get(suffix, suffix)
+    return found
 
 
-def _slices(entry: Entry, stack: Stack, suffix: str) -> Iterator[Entry]:
+def _parts(entry: Entry, stack: Stack, suffix: str) -> Iterator[Entry]:
     """Yield every expert's part of a tensor; a part that experts, or gate and up, share is repeated for each."""
-    experts, parts, shape = stack.entry.shape[0], stack.parts, entry.shape
-    shared = math.prod(shape) == 1
-    if not shared and shape[0] != experts:
-        raise CheckpointError(f"{entry.name} needs one part for each of {experts} experts, got shape {list(shape)}")
-    of_one = () if shared else shape[1:]
-    nbytes = entry.nbytes if shared else entry.nbytes // experts
-    turned = stack.transposed and len(of_one) == 2 and of_one != (stack.outputs, 1)
-    pitch = of_one[1] if turned else 0
-    of_one = of_one[::-1] if turned else of_one
-    halves = 1 if math.prod(of_one) == 1 or (turned and of_one[0] == 1) else len(parts)
-    if halves > 1 and of_one[0] % halves:
-        raise CheckpointError(f"{entry.name} needs separate scales for gate and up, got shape {list(shape)}")
-    if halves > 1 and suffix != WEIGHT and _straddles(stack, entry):
-        raise CheckpointError(f"{entry.name} needs separate scales for gate and up, got a block across both")
-    small = (of_one[0] // halves, *of_one[1:]) if of_one else ()
-    step = (nbytes // max(math.prod(of_one), 1)) * small[0] if turned else nbytes // halves
+    experts, projections = stack.entry.shape[0], stack.parts
+    for_all = math.prod(entry.shape) == 1
+    if not for_all and entry.shape[0] != experts:
+        got = f"shape {list(entry.shape)}"
+        raise CheckpointError(f"{entry.name} needs one part for each of {experts} experts, got {got}")
+    shape = () if for_all else entry.shape[1:]  # that of one expert
+    nbytes = entry.nbytes if for_all else entry.nbytes // experts
+    itemsize = nbytes // max(math.prod(shape), 1)
+    # Matrices stored [in, out] are read by columns; a scale [out, 1] has its outputs along rows all the same.
+    by_columns = stack.transposed and len(shape) == 2 and shape != (stack.outputs, 1)
+    pitch = shape[1] if by_columns else 0
+    if by_columns:
+        shape = shape[::-1]
+    shared = math.prod(shape) == 1 or (by_columns and shape[0] == 1)  # by the projections
+    number = 1 if shared else len(projections)
+    if number > 1:
+        if shape[0] % number:
+            got = f"shape {list(entry.shape)}"
+            raise CheckpointError(f"{entry.name} needs separate scales for gate and up, got {got}")
+        if suffix != WEIGHT and _straddles(stack, entry):
+            raise CheckpointError(f"{entry.name} needs separate scales for gate and up, got a block across both")
+        shape = (shape[0] // number, *shape[1:])
+    apart = shape[0] * itemsize if by_columns else nbytes // number  # bytes from a projection to the next
     for expert in range(experts):
-        for place, part in enumerate(parts):
-            begin = entry.begin + (0 if shared else expert * nbytes) + (place * step if halves > 1 else 0)
-            name = f"{stack.module}.{expert}.{part}{suffix}"
-            yield Entry(name, entry.dtype, small, begin, nbytes // halves, pitch)
+        for place, projection in enumerate(projections):
+            begin = entry.begin + (0 if for_all else expert * nbytes) + (0 if shared else place * apart)
+            name = f"{stack.module}.{expert}.{projection}{suffix}"
+            yield Entry(name, entry.dtype, shape, begin, nbytes // number, pitch)
 
 
 def _straddles(stack: Stack, scale: Entry) -> bool:

@@ -137,20 +137,29 @@ def refuse_another(path: Path, now: tuple[int, int], opened: tuple[int, int]) ->
 def read_rows(
     file: BinaryIO, entry: Entry, multiple: int = ROWS, itemsize: int | None = None
 ) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield a matrix some rows at a time: the index of the first row, and the rows, in a dtype of `DTYPES`.
+    """Yield a matrix some rows at a time, as `stored_rows` does, but float64 as float32.
 
-    float64 becomes float32, in which numbers beyond its range are infinite. All pieces but the last have a multiple of
-    ``multiple`` rows: as many as fit in `AT_ONCE` bytes, with ``itemsize`` bytes per element (default: as stored), but
-    at least ``multiple``.
+    Numbers beyond the range of float32 become infinite.
     """
-    size = itemsize or DTYPES[entry.dtype].itemsize
-    step = max(AT_ONCE // (entry.shape[1] * size) // multiple, 1) * multiple
-    for first, stored in _pieces(file, entry, step):
+    for first, stored in stored_rows(file, entry, multiple, itemsize):
         if stored.dtype.itemsize > 4:
             with np.errstate(over="ignore"):
                 yield first, stored.astype(np.float32)
         else:
             yield first, stored
+
+
+def stored_rows(
+    file: BinaryIO, entry: Entry, multiple: int = ROWS, itemsize: int | None = None
+) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield a matrix some rows at a time: the index of the first row, and the rows, in a dtype of `DTYPES`.
+
+    All pieces but the last have a multiple of ``multiple`` rows: as many as fit in `AT_ONCE` bytes, with ``itemsize``
+    bytes per element (default: as stored), but at least ``multiple``.
+    """
+    size = itemsize or DTYPES[entry.dtype].itemsize
+    step = max(AT_ONCE // (entry.shape[1] * size) // multiple, 1) * multiple
+    yield from _pieces(file, entry, step)
 
 
 def copy_tensor(source: BinaryIO, entry: Entry, target: BinaryIO, begin: int) -> Iterator[int]:

@@ -136,15 +136,15 @@ def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
     """Return the facts about a checkpoint, from the names of its modules and tensors and from its config.json."""
-    modules, rows = tuple(modules), sizes_of(config).get("vocab_size")
-    suffix, layers = ".in_proj_weight", {without_numbers(module) for module in modules if numbered(module)}
+    modules, rows, attention = tuple(modules), sizes_of(config).get("vocab_size"), ".in_proj_weight"
+    layers = {without_numbers(module) for module in modules if numbered(module)}
     return Names(
-        str(config.get("model_type", "")),
-        bool(layers),
-        rows if isinstance(rows, int) else None,
-        frozenset(name.removesuffix(suffix) for name in tensors if name.endswith(suffix)),
-        mixtures_of(modules),
-        bool(layers) and "text_config" not in config and all(map(tower_of, layers)),
+        model_type=str(config.get("model_type", "")),
+        layered=bool(layers),
+        rows_of_vocabulary=rows if isinstance(rows, int) else None,
+        attentions=frozenset(name.removesuffix(attention) for name in tensors if name.endswith(attention)),
+        mixtures=modules_with_routers(modules),
+        tower=bool(layers) and "text_config" not in config and all(map(tower_of, layers)),
     )
 
 
@@ -153,16 +153,13 @@ def is_router(module: str) -> bool:
     return _by_name(without_numbers(module), "") is ROUTER
 
 
-def mixtures_of(modules: Iterable[str]) -> frozenset[str]:
-    """Return the modules that hold a router, or the module that a router is in."""
-    return frozenset(
-        ".".join(parts[:at])
-        for module in modules
-        if is_router(module)
-        for parts in [module.split(".")]
-        for at, part in enumerate(parts)
-        if part.endswith(("gate", "router"))
-    )
+def modules_with_routers(modules: Iterable[str]) -> frozenset[str]:
+    """Return the modules that hold a router: ``mlp`` holds ``mlp.gate``, and ``moe`` holds ``moe.router.layer``."""
+    found: set[str] = set()
+    for module in filter(is_router, modules):
+        parts = module.split(".")
+        found.update(".".join(parts[:at]) for at, part in enumerate(parts) if part.endswith(("gate", "router")))
+    return frozenset(found)
 
 
 def kind_of(module: str, shape: tuple[int, ...], names: Names) -> Kind:

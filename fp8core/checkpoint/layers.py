@@ -11,7 +11,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from fp8core.checkpoint.files import DTYPES, FP8, Entry, refuse_another, state_of
+from fp8core.checkpoint.files import DTYPES, FP8, Entry, Header, refuse_another, state_of
 from fp8core.checkpoint.granularity import E8M0, Granularity, matrices
 from fp8core.checkpoint.naming import FormatName
 from fp8core.errors import CheckpointError
@@ -52,7 +52,7 @@ class Tensor(NamedTuple):
     @property
     def entry(self) -> Entry:
         """The tensor without its file."""
-        return Entry(*self[:5], self.pitch)
+        return Entry(self.name, self.dtype, self.shape, self.begin, self.nbytes, self.pitch)
 
     def read(self) -> NDArray[Any]:
         """Return the data as a read-only array, mapped from the file, in a dtype of NumPy or ml_dtypes.
@@ -79,6 +79,12 @@ class Tensor(NamedTuple):
         if not self.pitch:
             return stored.reshape(self.shape)
         return as_strided(stored, self.shape, (dtype.itemsize, self.pitch * dtype.itemsize), writeable=False)
+
+
+def tensor_of(entry: Entry, header: Header) -> Tensor:
+    """Return the tensor of an entry in the header of its file."""
+    at = header.path, header.state
+    return Tensor(entry.name, entry.dtype, entry.shape, entry.begin, entry.nbytes, *at, entry.pitch)
 
 
 class Layer(NamedTuple):

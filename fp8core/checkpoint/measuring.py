@@ -14,6 +14,7 @@ from fp8core.checkpoint.files import read_rows
 from fp8core.checkpoint.kinds import without_numbers
 from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.values import are_powers_of_two
+from fp8core.checkpoint.writing import Advance
 from fp8core.host.codes import decode_table
 
 USUAL: Final = 1e-4, 4.0
@@ -75,11 +76,10 @@ def scale_faults(tensor: Tensor) -> Iterator[Fault]:
             yield Fault(tensor.name, "scale value", text)
 
 
-def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | int]:
-    """Measure a layer: yield the bytes of each part of the weight as it is read, then the measurements."""
+def measure(layer: Layer, scales: NDArray[np.float32], advance: Advance) -> Measured:
+    """Return the measurements of a layer, whose weight is read some rows at a time."""
     counts = np.zeros(256, np.int64)
-    powers = scales.size >= GROUPS_THAT_TELL and are_powers_of_two(scales)
-    full = powers
+    raised = scales.size >= GROUPS_THAT_TELL and are_powers_of_two(scales)
     assert layer.group_shape is not None
     rows, cols = layer.group_shape
     with layer.weight.path.open("rb") as file:
@@ -88,13 +88,13 @@ def measure(layer: Layer, scales: NDArray[np.float32]) -> Iterator[Measured | in
             for _, part in read_rows(file, matrix, max(rows, 1), OF_A_COUNT):
                 codes = part.view(np.uint8)
                 counts += np.bincount(codes.ravel(), minlength=256)
-                full = full and _full(codes, rows if rows > 0 else n, cols if cols > 0 else k, layer.dtype)
-                yield codes.nbytes
+                raised = raised and _full(codes, rows if rows > 0 else n, cols if cols > 0 else k, layer.dtype)
+                advance(layer.weight.name, codes.nbytes)
     table = magnitudes(layer.dtype)
     finite = np.isfinite(table)
     with np.errstate(invalid="ignore"):  # the mean of infinity and -infinity
         scale = float(np.median(scales))
-    yield Measured(layer, int(counts[~finite].sum()), _median(table[finite], counts[finite]), scale, full)
+    return Measured(layer, int(counts[~finite].sum()), _median(table[finite], counts[finite]), scale, raised)
 
 
 def _full(codes: NDArray[np.uint8], rows: int, cols: int, dtype: str) -> bool:

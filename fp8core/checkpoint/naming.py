@@ -147,12 +147,18 @@ class Belongings(NamedTuple):
 
     def tensors(self) -> tuple[str, ...]:
         """Return the names of the tensors that exist."""
-        return tuple(name for name in self[:4] if isinstance(name, str))
+        names = self.scale, self.input_scale, self.input_scale_ub, self.marker
+        return tuple(name for name in names if name is not None)
 
 
 def module_of(tensor: str) -> str:
     """Return the module whose weight a tensor is, or the whole name of any other tensor."""
     return tensor.removesuffix(WEIGHT)
+
+
+def namings(weight: str) -> tuple[Naming, ...]:
+    """Return how tensors beside a weight may be named: suffixes of the name that `module_of` returns."""
+    return NAMES if weight.endswith(WEIGHT) else STACKED
 
 
 def belongings(weight: str, present: Iterable[str]) -> Belongings:
@@ -164,7 +170,7 @@ def belongings(weight: str, present: Iterable[str]) -> Belongings:
     found: dict[str, str] = {}
     formats: set[FormatName] = set()
     repeated: tuple[str, ...] = ()
-    for suffix, role, format_name in NAMES if weight.endswith(WEIGHT) else STACKED:
+    for suffix, role, format_name in namings(weight):
         name = module + suffix
         if name not in present:
             continue

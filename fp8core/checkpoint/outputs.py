@@ -75,6 +75,14 @@ def _is_mxfp8(layer: Layer) -> bool:
     return whole and layer.group_shape == GROUP_MX and layer.scale_kind == "e8m0"
 
 
+def keeps_static_scales(output: OutputName, granularity: Granularity) -> bool:
+    """Return whether a format has static scales of activations beside weights of this granularity.
+
+    ModelOpt's FP8_PER_CHANNEL_PER_TOKEN has none, as its name says.
+    """
+    return granularity == "tensor" or (granularity == "channel" and output != "modelopt")
+
+
 class Named(NamedTuple):
     """The name and shape of a tensor in the new checkpoint."""
 

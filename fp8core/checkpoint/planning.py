@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from fp8core.checkpoint.changes import (
     refuse_scales_that_are_not_positive,
     scale_factor,
 )
-from fp8core.checkpoint.claims import MISTRAL_FILE, MODELOPT_FILE, is_side
+from fp8core.checkpoint.claims import MISTRAL_FILE, MODELOPT_FILE
+from fp8core.checkpoint.conversion_options import E4M3, SCALE_FORMATS, check_options, checked_blocks
 from fp8core.checkpoint.extras import CONFIG, RECORD, Extra
 from fp8core.checkpoint.faults import left_over, other_groups
 from fp8core.checkpoint.files import FP8, Header
@@ -26,13 +27,13 @@ from fp8core.checkpoint.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.naming import MARKER, METADATA, ZERO_POINTS
 from fp8core.checkpoint.outputs import (
     FORMATS_OF,
-    TARGETS,
     KvStrategy,
     Named,
     OutputName,
     configuration,
     granularity_for,
     input_scale_named,
+    keeps_static_scales,
     kv_scale_named,
     marker,
     modelopt_file,
@@ -44,14 +45,8 @@ from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8
 from fp8core.checkpoint.source import read_json
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
-from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
-from fp8core.problem import Fp8Name, GroupShape, ScaleFormat
-
-E4M3: Final[dict[str, Fp8Name]] = {"fn": "float8_e4m3fn", "fnuz": "float8_e4m3fnuz"}
-SCALE_FORMATS: Final[dict[str, ScaleFormat]] = {name: name for name in get_args(ScaleFormat)}
-TO_MXFP8: Final = ("mxfp8", "modelopt-mxfp8")
-"""The targets of conversions whose scales are always exponents in bytes."""
+from fp8core.problem import Fp8Name
 
 
 class PlannedConversion:
@@ -61,10 +56,10 @@ class PlannedConversion:
         self, checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None, block_shape: tuple[int, int] | None
     ) -> None:
         self.checkpoint, self.to = checkpoint, to
-        _check_options(checkpoint, to, scales, e4m3)
-        blocks = _blocks(block_shape, to)
+        check_options(to, scales, e4m3)
+        blocks = checked_blocks(block_shape, to)
+        _refuse_unfit(checkpoint)
         layers = list(checkpoint.layers.values())
-        _refuse_faults(checkpoint)
         self.output: OutputName | None = FORMATS_OF.get(to)
         self.static = False
         """Whether the static scales of activations are kept."""
@@ -73,7 +68,7 @@ class PlannedConversion:
         if self.output is not None:
             given = all(layer.input_scale is not None for layer in layers)
             granularity, group_shape = granularity_for(to, layers, given, blocks)
-            self.static = given and granularity not in ("block", "group")
+            self.static = given and keeps_static_scales(self.output, granularity)
             scale_format = MXFP8.scale_format if granularity == "group" else SCALE_FORMATS[scales]
             for layer in filter(_is_matrix, layers):
                 goal = Goal(granularity, group_shape, scale_format, self._dtype(layer, e4m3))
@@ -167,9 +162,8 @@ class PlannedConversion:
             if self.output is not None and self.static and tensor is layer.input_scale:
                 yield self._input_scale(layer, tensor)
             else:
-                self.left_out[tensor.name] = "activations are quantized with scales found at run time"
-                if self.output is None:
-                    self.left_out[tensor.name] = "a scale of activations"
+                dynamic = "activations are quantized with scales found at run time"
+                self.left_out[tensor.name] = "a scale of activations" if self.output is None else dynamic
 
     def _input_scale(self, layer: Layer, tensor: Tensor) -> Small:
         """Return the static scale of activations under its new name, as one float32."""
@@ -241,8 +235,17 @@ class PlannedConversion:
         return documents
 
 
-def _refuse_faults(checkpoint: Checkpoint) -> None:
-    """Refuse a checkpoint if nothing says which numbers a scale belongs to."""
+def _refuse_unfit(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint that is not FP8, or in which nothing says which numbers a scale belongs to."""
+    other = checkpoint.other
+    if other is not None:
+        raise CheckpointError(
+            f"{checkpoint.path} needs all of its quantized weights in FP8, got {other[0]}, which is of {other[1]}"
+        )
+    if not checkpoint.layers:
+        claim = checkpoint.claim
+        hint = f"{claim.file} says {claim.variant}" if claim.file else "quantize makes them"
+        raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be converted, got none: {hint}")
     for layer in checkpoint.layers.values():
         text = layer.fault() or other_groups(checkpoint.claim.of(layer.name), layer)
         if text:
@@ -254,46 +257,6 @@ def _refuse_faults(checkpoint: Checkpoint) -> None:
 def _is_matrix(layer: Layer) -> bool:
     """Return whether a layer has more than one axis: in an unscaled checkpoint, biases can be FP8, too."""
     return len(layer.weight.shape) > 1
-
-
-def _check_options(checkpoint: Checkpoint, to: str, scales: str, e4m3: str | None) -> None:
-    if not is_one_of(to, TARGETS):
-        raise CheckpointError(f"to needs one of {', '.join(TARGETS)}, got {to!r}")
-    if not is_one_of(scales, SCALE_FORMATS):
-        raise CheckpointError(f"scales needs one of {', '.join(SCALE_FORMATS)}, got {scales!r}")
-    if e4m3 is not None and not is_one_of(e4m3, E4M3):
-        raise CheckpointError(f"e4m3 needs one of {', '.join(E4M3)}, got {e4m3!r}")
-    if to == "bf16" and (scales != "float32" or e4m3 is not None):
-        raise CheckpointError("to needs an FP8 format where scales or e4m3 (--fn, --fnuz) are given, got 'bf16'")
-    if scales == "ue8m0_bytes" and to not in ("deepseek", *TO_MXFP8):
-        raise CheckpointError(f"scales needs float32 or ue8m0 for {to}, got {scales!r}, which only deepseek has")
-    if scales == "ue8m0" and to in TO_MXFP8:
-        raise CheckpointError(f"scales needs to be left out, or ue8m0_bytes, for {to}, got {scales!r}")
-    if e4m3 == "fnuz" and to in ("comfyui", "deepseek", "modelopt", *TO_MXFP8):
-        raise CheckpointError(f"e4m3 needs fn (--fn) for {to}, got {e4m3!r}")
-    other = checkpoint.other
-    if other is not None:
-        raise CheckpointError(
-            f"{checkpoint.path} needs all of its quantized weights in FP8, got {other[0]}, which is of {other[1]}"
-        )
-    if not checkpoint.layers:
-        claim = checkpoint.claim
-        hint = f"{claim.file} says {claim.variant}" if claim.file else "quantize makes them"
-        raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be converted, got none: {hint}")
-
-
-def _blocks(block_shape: Sequence[int] | None, to: str) -> GroupShape | None:
-    """Return the requested block shape, or None."""
-    if block_shape is None:
-        return None
-    if to not in ("block", "deepseek"):
-        raise CheckpointError(
-            f"block_shape (--block) needs to be left out for {to}, as only block and deepseek take it, got one"
-        )
-    sides = block_shape if isinstance(block_shape, tuple | list) else ()
-    if len(sides) != 2 or any(not is_side(size) or size < 0 for size in sides):
-        raise CheckpointError(f"block_shape needs a pair of whole numbers from 1 to 2**31 - 1, got {block_shape!r}")
-    return GroupShape(*sides)
 
 
 def _without_quantization(config: dict[str, Any]) -> dict[str, Any]:

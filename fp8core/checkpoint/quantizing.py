@@ -1,62 +1,15 @@
-"""Quantizes safetensors checkpoints to FP8: chooses the weights, and writes the new files."""
+"""Quantizes safetensors checkpoints to FP8."""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8core.checkpoint import experts
-from fp8core.checkpoint.extras import CONFIG, RECORD, Extra
-from fp8core.checkpoint.naming import module_of
-from fp8core.checkpoint.running import Progress, Work, check, run
-from fp8core.checkpoint.schemes import MXFP8, STATIC, Scheme, quantization_config, scheme_of, static_scale
-from fp8core.checkpoint.selection import selection
-from fp8core.checkpoint.source import Source, open_source
-from fp8core.checkpoint.verdicts import Verdict, verdicts_of
-from fp8core.checkpoint.writing import Shard, index_of, json_bytes, version
+from fp8core.checkpoint.extras import CONFIG
+from fp8core.checkpoint.quantization_plan import Plan, planned_quantization
+from fp8core.checkpoint.running import Progress, check, run
 from fp8core.errors import CheckpointError
 from fp8core.types import SchemeName
-
-
-class Plan(NamedTuple):
-    """A planned quantization of a checkpoint.
-
-    Examples:
-        `plan_checkpoint` returns one.
-
-        >>> from fp8core.checkpoint import Plan
-        >>> Plan._fields[:3]
-        ('source', 'verdicts', 'extras')
-    """
-
-    source: Path
-    verdicts: tuple[Verdict, ...]
-    """The verdict on every tensor, in the order of the files."""
-    extras: tuple[Extra, ...]
-    """The other files and folders of the checkpoint, which are copied or left out."""
-    bytes_before: int
-    """The size of the old weight files."""
-    bytes_after: int
-    """The size of the new weight files."""
-    quantization_config: dict[str, Any]
-
-    @property
-    def refused(self) -> tuple[Verdict, ...]:
-        """The verdicts for which `quantize_checkpoint` would refuse the checkpoint."""
-        return tuple(verdict for verdict in self.verdicts if verdict.status == "refused")
-
-    @property
-    def refusal(self) -> str:
-        """Why `quantize_checkpoint` would refuse it: a tensor is refused, or no weight would be FP8; else empty."""
-        if self.refused:
-            first, more = self.refused[0], len(self.refused) - 1
-            others = f" ({more} more: see --dry-run or plan_checkpoint)" if more else ""
-            return f"cannot quantize {first.tensor}: {first.reason}{others}"
-        if any(verdict.status == "quantized" for verdict in self.verdicts):
-            return ""
-        reasons = dict.fromkeys(v.reason for v in self.verdicts if len(v.shape) > 1)
-        why = "; ".join(list(reasons)[:4]) or "it has no matrices"
-        return f"{self.source} has no weight to quantize: {why}"
 
 
 class Summary(NamedTuple):
@@ -122,12 +75,10 @@ def plan_checkpoint(
         >>> [(verdict.tensor, verdict.status) for verdict in plan.verdicts]
         [('up.weight', 'quantized')]
     """
-    opened = open_source(Path(source))
-    opened = experts.split_experts(opened) if split_experts else opened
-    plan, shards = _planned(opened, _scheme(scheme), include, exclude, input_scales)
+    planned = planned_quantization(source, scheme, include, exclude, input_scales, split_experts)
     if target is not None:
-        check(_work(opened, shards, plan, scheme), Path(target), force=force)
-    return plan
+        check(planned.work(), Path(target), force=force)
+    return planned.plan
 
 
 def quantize_checkpoint(
@@ -199,14 +150,13 @@ def quantize_checkpoint(
         >>> summary.quantized, summary.kept, summary.config_file.name
         (('up.weight',), ('up.bias',), 'fp8.config.json')
     """
-    opened = open_source(Path(source))
-    opened = experts.split_experts(opened) if split_experts else opened
-    plan, shards = _planned(opened, _scheme(scheme), include, exclude, input_scales)
+    planned = planned_quantization(source, scheme, include, exclude, input_scales, split_experts)
+    plan = planned.plan
     refuse(plan)
-    found = run(_work(opened, shards, plan, scheme), Path(target), force=force, progress=progress)
+    found = run(planned.work(), Path(target), force=force, progress=progress)
     return Summary(
         target=found.given,
-        config_file=found.given / CONFIG if opened.is_folder else found.given.with_suffix(".config.json"),
+        config_file=found.given / CONFIG if planned.source.is_folder else found.given.with_suffix(".config.json"),
         quantized=tuple(sorted(verdict.tensor for verdict in plan.verdicts if verdict.status == "quantized")),
         kept=tuple(sorted(verdict.tensor for verdict in plan.verdicts if verdict.status == "kept")),
         bytes_before=plan.bytes_before,
@@ -216,92 +166,7 @@ def quantize_checkpoint(
     )
 
 
-def _scheme(name: str) -> Scheme:
-    return scheme_of(name, {**STATIC, "mxfp8": MXFP8})
-
-
-def _planned(
-    opened: Source,
-    scheme: Scheme,
-    include: Sequence[str] | None,
-    exclude: Sequence[str],
-    input_scales: Mapping[str, float] | None,
-) -> tuple[Plan, list[Shard]]:
-    entries = opened.entries
-    picked = selection(include, exclude, (module_of(entry.name) for entry in entries))
-    scales = _checked(input_scales, scheme)
-    verdicts = verdicts_of(entries, opened.config, picked, scheme, scales)
-    _refuse_others(scales, verdicts)
-    chosen = {verdict.tensor for verdict in verdicts if verdict.status == "quantized"}
-    shards = [Shard(h, frozenset(chosen & set(h.entries)), scheme, scales) for h in opened.headers]
-    plan = Plan(
-        source=opened.path,
-        verdicts=verdicts,
-        extras=opened.extras,
-        bytes_before=opened.nbytes,
-        bytes_after=sum(shard.size() for shard in shards),
-        quantization_config=quantization_config(
-            scheme,
-            [(verdict.tensor, verdict.shape) for verdict in verdicts if verdict.status != "quantized"],
-            [verdict.module for verdict in verdicts if verdict.status == "quantized"],
-        ),
-    )
-    return plan, shards
-
-
-def _checked(input_scales: Mapping[str, float] | None, scheme: Scheme) -> dict[str, float]:
-    """Return the scales of activations as Python numbers, after refusing invalid ones."""
-    if not isinstance(input_scales, Mapping | None):
-        raise CheckpointError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
-    if scheme.static and input_scales is None:
-        raise CheckpointError("scheme static needs input_scales (--input-scales) with a number per layer, got none")
-    if input_scales is not None and not scheme.static:
-        got = f"{len(input_scales):,} scales for another scheme"
-        raise CheckpointError(f"input_scales (--input-scales) needs scheme static, got {got}")
-    scales: dict[str, float] = {}
-    for module, given in (input_scales or {}).items():
-        scale = static_scale(given)
-        if scale is None:
-            raise CheckpointError(f"input_scales needs numbers above 0 that float32 holds, got {given!r} for {module}")
-        scales[module] = scale
-    return scales
-
-
-def _refuse_others(scales: Mapping[str, float], verdicts: Sequence[Verdict]) -> None:
-    """Refuse scales for modules that are not quantized."""
-    status = {verdict.module: verdict for verdict in verdicts}
-    for module in scales:
-        verdict = status.get(module)
-        if verdict is None or verdict.status != "quantized":
-            reason = "there is no such module" if verdict is None else f"it stays as it is: {verdict.reason}"
-            raise CheckpointError(f"input_scales needs modules that are quantized, got {module!r}: {reason}")
-
-
 def refuse(plan: Plan) -> None:
     """Refuse a plan whose result readers could not load, or that quantizes nothing."""
     if plan.refusal:
         raise CheckpointError(plan.refusal)
-
-
-def _work(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> Work:
-    documents = _documents(opened, shards, plan, scheme) if opened.is_folder else {}
-    return Work(opened, shards, plan.extras, documents, {"quantization_config": plan.quantization_config})
-
-
-def _documents(opened: Source, shards: list[Shard], plan: Plan, scheme: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON files of a new folder: config.json, the record, and the index if the source has one."""
-    documents = {CONFIG: {**opened.config, "quantization_config": plan.quantization_config}}
-    if opened.weight_map:
-        documents[opened.index_name] = index_of(shards, opened.weight_map)
-    files = {shard.header.path.name: shard.size() for shard in shards}
-    files |= {name: len(json_bytes(value)) for name, value in documents.items()}
-    files |= {extra.name: extra.nbytes for extra in plan.extras if extra.copied}
-    documents[RECORD] = {
-        "fp8core": version(),
-        "scheme": scheme,
-        "files": files,
-        "left_out": {extra.name: extra.reason for extra in plan.extras if not extra.copied},
-        "quantized": [verdict.tensor for verdict in plan.verdicts if verdict.status == "quantized"],
-        "kept": {verdict.tensor: verdict.reason for verdict in plan.verdicts if verdict.status == "kept"},
-    }
-    return documents

@@ -16,7 +16,7 @@ from fp8core.checkpoint.claims import MODELOPT_FILE, Claim, claim_of, section
 from fp8core.checkpoint.extras import CONFIG
 from fp8core.checkpoint.files import FLOATS, FP8, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
-from fp8core.checkpoint.layers import Layer, Tensor
+from fp8core.checkpoint.layers import Layer, Tensor, tensor_of
 from fp8core.checkpoint.naming import FormatName, belongings
 from fp8core.checkpoint.source import Source, read_json, scan
 from fp8core.errors import CheckpointError
@@ -73,7 +73,7 @@ class Checkpoint:
         for header in self.source.headers:
             for entry in header.entries.values():
                 if self.source.weight_map.get(entry.name, header.path.name) == header.path.name:
-                    found[entry.name] = Tensor(*entry[:5], header.path, header.state, entry.pitch)
+                    found[entry.name] = tensor_of(entry, header)
         return found
 
     @cached_property
@@ -127,8 +127,11 @@ class Checkpoint:
 
     def _layer(self, weight: Tensor, near: naming.Belongings, name: FormatName) -> Layer:
         """Return the layer of a weight, whose belongings are ``near``, in the format ``name``."""
-        present = self.all_tensors
-        scale, input_scale, upper, marker = (None if one is None else present[one] for one in near[:4])
+
+        def named(tensor: str | None) -> Tensor | None:
+            return None if tensor is None else self.all_tensors[tensor]
+
+        scale = named(near.scale)
         how = None if near.repeated else self._grouping(weight, scale)
         experts = matrices(weight.name, weight.shape).experts
         return Layer(
@@ -139,9 +142,9 @@ class Checkpoint:
             group_shape=None if how is None else how.group_shape,
             scale_shape=() if how is None else (*(() if experts is None else (experts,)), *how.scale_shape),
             widths=() if how is None else how.widths,
-            input_scale=input_scale,
-            input_scale_ub=upper,
-            marker=marker,
+            input_scale=named(near.input_scale),
+            input_scale_ub=named(near.input_scale_ub),
+            marker=named(near.marker),
             format=name,
             repeated=near.repeated,
         )
@@ -231,11 +234,11 @@ def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
         return Checkpoint(source, claim, unscaled=unscaled)
     own = source.path.with_suffix(".config.json")
     beside = read_json(own)
-    alone = source.path.name == "model.safetensors"
-    config = {**source.config, **beside} if beside else source.config
-    modelopt = read_json(source.path.parent / MODELOPT_FILE) if alone else {}
+    config = {**source.config, **beside}
+    of_folder = source.path.name == "model.safetensors"  # whose folder's configuration is its own, too
+    modelopt = read_json(source.path.parent / MODELOPT_FILE) if of_folder else {}
     file = CONFIG if section(beside) is None else own.name
-    claim = claim_of(config if beside or alone else {}, modelopt, headers, file)
+    claim = claim_of(config if of_folder else beside, modelopt, headers, file)
     return Checkpoint(source._replace(config=config), claim, unscaled=unscaled)
 
 

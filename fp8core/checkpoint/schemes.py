@@ -1,12 +1,12 @@
 """The schemes that checkpoints are quantized with, and their description in config.json."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fp8core.checkpoint.kinds import is_router, mixtures_of, numbered, tower_of
+from fp8core.checkpoint.kinds import is_router, modules_with_routers, numbered, tower_of
 from fp8core.checkpoint.naming import WEIGHT, module_of
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
@@ -78,50 +78,11 @@ def quantization_config(
 ) -> dict[str, Any]:
     """Return the "quantization_config" for config.json that compressed-tensors and vLLM read.
 
-    ``ignore`` lists lm_head and every module whose matrix is not quantized. Names alone do not suffice, so it also has
-    regular expressions:
-
-    - one for all modules outside of the numbered layers, if none of them is FP8: heads that are tied to the embedding
-      are not stored, and heads of a task are new;
-    - one beside the name of each layer, and one in place of the names of a tower's modules: transformers gives modules
-      other prefixes than checkpoints do;
-    - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
-    - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
-      to w3.
-
     Args:
         scheme: the scaling of weights and activations.
         kept: name and shape of each tensor that is not quantized.
         quantized: the names of the quantized modules.
     """
-    fp8 = set(quantized)
-    ignore: set[str] = {"lm_head"} - fp8
-    mixed = {tower_of(module) for module in fp8}
-    tails = {_from_its_layer(module) for module in fp8}
-    leaves = {module.rpartition(".")[2] for module in fp8}
-    joined = {_experts_of(module) for module in fp8}
-    kept = tuple(kept)
-    mixtures = mixtures_of(module_of(tensor) for tensor, _ in kept)
-    if all(numbered(module) for module in fp8):
-        ignore.add(OUTSIDE_OF_LAYERS)
-    for tensor, shape in kept:
-        if len(shape) < 2 or not (tensor.endswith(WEIGHT) or len(shape) > 2):
-            continue
-        name = module_of(tensor)
-        tower, experts, parent = tower_of(name), _experts_of(name), name.rpartition(".")[0]
-        if experts is None and len(shape) == 3 and parent in mixtures:
-            experts = f"{parent}.experts"  # as vLLM names them
-        if tower is not None and tower not in mixed and (numbered(name) or OUTSIDE_OF_LAYERS not in ignore):
-            ignore.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
-        elif experts is not None and experts not in joined:
-            ignore.add(rf"re:{re.escape(experts)}(\..*)?$")
-        elif tensor.endswith(WEIGHT):
-            ignore.add(name)
-            if is_router(name) and leaves.isdisjoint(_ROUTERS):
-                ignore.add(ROUTERS)
-            tail = _from_its_layer(name)
-            if tail is not None and tail not in tails:
-                ignore.add(rf"re:(.*\.)?{re.escape(tail)}$")
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
@@ -135,9 +96,53 @@ def quantization_config(
                 "output_activations": None,
             }
         },
-        "ignore": sorted(ignore),
+        "ignore": sorted(_ignored(tuple(kept), frozenset(quantized))),
         "kv_cache_scheme": None,
     }
+
+
+def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -> set[str]:
+    """Return the names and patterns of modules that are not quantized: lm_head, and every kept matrix.
+
+    Names alone do not suffice, so there are also regular expressions:
+
+    - one for all modules outside of the numbered layers, if none of them is FP8: heads that are tied to the embedding
+      are not stored, and heads of a task are new;
+    - one beside the name of each layer, and one in place of the names of a tower's modules: transformers gives modules
+      other prefixes than checkpoints do;
+    - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
+    - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
+      to w3.
+
+    None of them may match an FP8 layer.
+    """
+    fp8_towers, fp8_mixtures = {tower_of(module) for module in fp8}, {_experts_of(module) for module in fp8}
+    fp8_names, fp8_ends = {_from_its_layer(module) for module in fp8}, {module.rpartition(".")[2] for module in fp8}
+    with_routers = modules_with_routers(module_of(tensor) for tensor, _ in kept)
+    ignored = {"lm_head"} - fp8
+    layers_only = all(numbered(module) for module in fp8)
+    if layers_only:
+        ignored.add(OUTSIDE_OF_LAYERS)
+    for tensor, shape in kept:
+        is_weight = tensor.endswith(WEIGHT)
+        if len(shape) < 2 or not (is_weight or len(shape) > 2):
+            continue
+        name = module_of(tensor)
+        tower, experts, parent = tower_of(name), _experts_of(name), name.rpartition(".")[0]
+        if experts is None and len(shape) == 3 and parent in with_routers:
+            experts = f"{parent}.experts"  # as vLLM names them
+        if tower is not None and tower not in fp8_towers and (numbered(name) or not layers_only):
+            ignored.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
+        elif experts is not None and experts not in fp8_mixtures:
+            ignored.add(rf"re:{re.escape(experts)}(\..*)?$")
+        elif is_weight:
+            ignored.add(name)
+            if is_router(name) and fp8_ends.isdisjoint(_ROUTERS):
+                ignored.add(ROUTERS)
+            from_layer = _from_its_layer(name)
+            if from_layer is not None and from_layer not in fp8_names:
+                ignored.add(rf"re:(.*\.)?{re.escape(from_layer)}$")
+    return ignored
 
 
 def _experts_of(module: str) -> str | None:

@@ -54,7 +54,7 @@ def dequantized(
         index: the index of the matrix among stacked experts; 0 for a single matrix.
         matrix: the matrix, one of `Layer.matrices`.
         dtype: float32, float16 or bfloat16.
-        itemsize: see `read_rows`.
+        itemsize: see `stored_rows`.
         multiple: the number of rows of which pieces have a multiple; itself a multiple of the rows of a group, which
             are the default.
     """

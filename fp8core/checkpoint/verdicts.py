@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
         return module_of(self.tensor)
 
 
-FUSED: Final = (
+JOINED: Final = (
     ("q_proj", "k_proj", "v_proj"),
     ("gate_proj", "up_proj"),
     ("wq", "wk", "wv"),
@@ -53,8 +53,6 @@ FUSED: Final = (
 """Layers that vLLM joins into one (its packed_modules_mapping), which is FP8 as a whole or not at all."""
 EXPERTS: Final = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3", "linear_fc1", "linear_fc2")
 """Projections of experts; vLLM joins those of all experts of a module into one layer."""
-
-
 TIED: Final = ("lm_head", "embed_out", "output", "output_layer", "head", "decoder")
 """Heads over the vocabulary, which may be tied to the embedding (tie_word_embeddings in config.json)."""
 
@@ -157,12 +155,12 @@ def _groups(alone: Iterable[Verdict]) -> dict[tuple[str, tuple[str, ...]], list[
         if number.isdigit() and above.rpartition(".")[2] == "experts" and name in EXPERTS:
             found.setdefault((above, EXPERTS), []).append(verdict)
             continue
-        for parts in FUSED:
+        for parts in JOINED:
             if name in parts:
                 found.setdefault((parent, parts), []).append(verdict)
-    return {
-        key: sorted(members, key=lambda v: key[1].index(v.module.rpartition(".")[2])) for key, members in found.items()
-    }
+    for (_, names), members in found.items():
+        members.sort(key=lambda verdict: names.index(verdict.module.rpartition(".")[2]))
+    return found
 
 
 def _agreed(members: list[Verdict], scheme: Scheme) -> dict[str, Verdict]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.experts import split_like
 from fp8core.checkpoint.faults import Fault, header_faults
-from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows
+from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows, stored_rows
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
 from fp8core.checkpoint.naming import OTHERS, WEIGHT, module_of, other_quantizations
@@ -20,6 +20,7 @@ from fp8core.checkpoint.running import Progress, advancing
 from fp8core.checkpoint.source import scan
 from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
 from fp8core.checkpoint.verdicts import TIED, is_tied
+from fp8core.checkpoint.writing import Advance
 from fp8core.errors import CheckpointError
 
 TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}
@@ -102,29 +103,19 @@ def verify_checkpoint(
         there = checkpoint.other
         got = "none: quantize makes them" if there is None else f"only {there[0]}, which is of {there[1]}"
         raise CheckpointError(f"{checkpoint.path} needs FP8 weights to be verified, got {got}")
-    scales = {name for layer in checkpoint.layers.values() for name in _scale_names(layer)} | {*checkpoint.kv_scales()}
-    for name in scales:
-        if checkpoint.all_tensors[name].dtype in SCALES:
-            faults += scale_faults(checkpoint.all_tensors[name])
+    for tensor in _scales(checkpoint):
+        faults += scale_faults(tensor)
     layers = [layer for layer in checkpoint.layers.values() if not layer.fault()]
-    total = sum(layer.weight.nbytes for layer in layers) + (0 if other is None else other.source.nbytes)
+    originals = 0 if other is None else sum(entry.nbytes for entry in other.source.entries)
+    total = sum(layer.weight.nbytes for layer in layers) + originals
     advance = advancing(progress, total)
     errors: dict[str, float] = {}
-    measured: list[Measured] = []
-    for layer in layers:
-        for found in measure(layer, layer.scales()):
-            if isinstance(found, Measured):
-                measured.append(found)
-            else:
-                advance(layer.weight.name, found)
+    measured = [measure(layer, layer.scales(), advance) for layer in layers]
     faults += _nan_codes(measured)
     different: list[Fault] = []
     if other is not None:
-        for step in _differences(checkpoint, other, errors):
-            if isinstance(step, Fault):
-                different.append(step)
-            else:
-                advance(*step)
+        different += _differences(checkpoint, other, errors, advance)
+        advance(other.path.name, total)  # count the originals that need not be read
     right = errors.keys() - {fault.tensor for fault in different}
     faults += [fault for fault in suspicious(measured) if fault.tensor not in right]
     faults += different
@@ -132,8 +123,16 @@ def verify_checkpoint(
     return Verification(checkpoint, tuple(dict.fromkeys(faults)), errors)
 
 
-def _scale_names(layer: Layer) -> Iterator[str]:
-    yield from (one.name for one in (layer.scale, layer.input_scale, layer.input_scale_ub) if one is not None)
+def _scales(checkpoint: Checkpoint) -> Iterator[Tensor]:
+    """Yield the scales of the layers and of the KV cache, whose numbers can be read."""
+    belong = (
+        scale
+        for layer in checkpoint.layers.values()
+        for scale in (layer.scale, layer.input_scale, layer.input_scale_ub)
+        if scale is not None
+    )
+    of_cache = (checkpoint.all_tensors[name] for name in checkpoint.kv_scales())
+    yield from (scale for scale in (*belong, *of_cache) if scale.dtype in SCALES)
 
 
 def _unlisted(checkpoint: Checkpoint) -> Iterator[Fault]:
@@ -153,9 +152,9 @@ def _nan_codes(measured: list[Measured]) -> Iterator[Fault]:
 
 
 def _differences(
-    checkpoint: Checkpoint, other: Checkpoint, errors: dict[str, float]
-) -> Iterator[Fault | tuple[str, int]]:
-    """Yield a fault for each tensor that differs from the other checkpoint, and the bytes read of each original."""
+    checkpoint: Checkpoint, other: Checkpoint, errors: dict[str, float], advance: Advance
+) -> Iterator[Fault]:
+    """Yield a fault for each tensor that differs from the other checkpoint; fill ``errors`` by FP8 weight."""
     there = other.all_tensors
     for layer in checkpoint.layers.values():
         name = layer.weight.name
@@ -168,7 +167,7 @@ def _differences(
             yield Fault(name, "difference", f"{name} needs an original {wanted}, got {got} in {other.path}")
         elif not layer.fault():
             errors[name] = relative_error(layer, original)
-            yield name, original.nbytes
+            advance(name, original.nbytes)
             if not errors[name] <= TOLERANCE[layer.weight.dtype]:
                 text = f"{name} differs from {other.path} by {100 * errors[name]:.3g} % of its norm"
                 yield Fault(name, "difference", text)
@@ -177,7 +176,7 @@ def _differences(
         original = there.get(tensor.name)
         if original is not None and module_of(tensor.name) not in elsewhere:
             text = _unlike(tensor, original)
-            yield tensor.name, original.nbytes
+            advance(tensor.name, original.nbytes)
             if text:
                 yield Fault(tensor.name, "difference", f"{tensor.name} {text} in {other.path}")
     needless = elsewhere | ({*TIED} if is_tied(checkpoint.config) else set())
@@ -217,8 +216,8 @@ def _unlike(tensor: Tensor, original: Tensor) -> str:
     flat = not original.pitch  # experts stored by columns are read as matrices
     difference = norm = 0.0
     with tensor.path.open("rb") as file, original.path.open("rb") as beside:
-        here = read_rows(file, _column(tensor, floats) if flat else tensor.entry, itemsize=MOST_ITEMSIZE)
-        there = read_rows(beside, _column(original, floats) if flat else original.entry, itemsize=MOST_ITEMSIZE)
+        here = stored_rows(file, _column(tensor, floats) if flat else tensor.entry, itemsize=MOST_ITEMSIZE)
+        there = stored_rows(beside, _column(original, floats) if flat else original.entry, itemsize=MOST_ITEMSIZE)
         for (_, found), (_, rows) in zip(here, there, strict=True):
             of_part = _squares(found, rows)
             difference, norm = difference + of_part[0], norm + of_part[1]
@@ -227,14 +226,14 @@ def _unlike(tensor: Tensor, original: Tensor) -> str:
     if math.isinf(difference):
         return "has other NaN or Inf than the one"
     error = math.sqrt(difference / norm) if norm else math.sqrt(difference)
-    limit = 0 if exact else OTHERS_TOLERANCE
-    return "" if error <= limit else f"differs by {100 * error:.3g} % of its norm from the one"
+    same = difference == 0 if exact else error <= OTHERS_TOLERANCE
+    return "" if same else f"differs by {100 * error:.3g} % of its norm from the one"
 
 
+@np.errstate(over="ignore", invalid="ignore")  # invalid: signaling NaN
 def _squares(found: NDArray[Any], exact: NDArray[Any]) -> tuple[float, float]:
     """Return the sums of squares of the differences (inf if others are not finite) and of the finite originals."""
-    with np.errstate(invalid="ignore"):  # signaling NaN
-        numbers, originals = found.astype(np.float64), exact.astype(np.float64)
+    numbers, originals = found.astype(np.float64), exact.astype(np.float64)
     finite = np.isfinite(originals)
     norm = float(np.square(originals[finite]).sum())
     if found.dtype == exact.dtype and found.tobytes() == exact.tobytes():

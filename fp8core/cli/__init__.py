@@ -12,11 +12,11 @@ import typer
 
 import fp8core
 from fp8core.cli import bench, compiling, convert, demo, explain, info, inspect, quantize, tune, verify
-from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
+from fp8core.cli.targets import GPUS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console, error_line, errors
 from fp8core.errors import Fp8Error
 
-__all__ = ["TARGETS", "UNPROVEN", "app", "console", "errors", "main", "proven", "target_named"]
+__all__ = ["GPUS", "UNPROVEN", "app", "console", "errors", "main", "proven", "target_named"]
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
-from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
+from fp8core.cli.targets import GPUS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import Steps, count, line, warnings_as_lines
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def compile(  # noqa: A001 - the name of the command
     dtype: WideDtype = "bfloat16",
     target: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help=f"The GPU: {', '.join(TARGETS)}; by default this machine's."),
+        typer.Option(metavar="DEVICE", help=f"The GPU: {', '.join(GPUS)}; by default this machine's."),
     ] = None,
     jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Processes that compile at a time; by default all cores.")
@@ -82,7 +82,7 @@ def _target(name: str | None) -> "Target":
     from fp8core.ops.targets import target_of, targets_and_models
     from fp8core.runtime import device
 
-    if name is not None and name in TARGETS:
+    if name is not None and name in GPUS:
         return target_named(name)
     if name is None and device.count():
         return target_of(None)

@@ -6,7 +6,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fp8core.cli.targets import TARGETS, UNPROVEN, proven, target_named
+from fp8core.cli.targets import GPUS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console, table
 from fp8core.problem import Fp8Name, native_e4m3
 from fp8core.types import ActivationName, WideName
@@ -60,7 +60,7 @@ def explain(
     ] = False,
     target: Annotated[
         str | None,
-        typer.Option(metavar="DEVICE", help=f"The device: host, {', '.join(TARGETS)}; by default this machine's."),
+        typer.Option(metavar="DEVICE", help=f"The device: host, {', '.join(GPUS)}; by default this machine's."),
     ] = None,
 ) -> None:
     """Show which kernel a scaled matrix product would use, and why not the others. Nothing is run."""

@@ -78,8 +78,9 @@ def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:
 
 
 def _numbers(text: str, option: str) -> list[int]:
-    found = [whole_number(part) for part in text.replace(",", " ").split()]
-    if not found or not all(found):
+    parts = text.replace(",", " ").split()
+    numbers = [number for number in map(whole_number, parts) if number]
+    if not parts or len(numbers) < len(parts):
         needed = "needs numbers from 1 to 2**31 - 1, separated by commas"
         raise typer.BadParameter(f"{needed}, got {text!r}", param_hint=option)
-    return [number for number in found if number]
+    return numbers

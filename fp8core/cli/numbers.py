@@ -6,5 +6,7 @@ def whole_number(text: str) -> int | None:
 
     Longer texts are not converted: Python refuses those of more than 4,300 digits.
     """
-    number = int(text) if text.isdecimal() and len(text) <= len(str(1 << 31)) else 1 << 31
+    if not text.isdecimal() or len(text) > len(str(1 << 31)):
+        return None
+    number = int(text)
     return number if number < 1 << 31 else None

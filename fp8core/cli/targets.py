@@ -4,12 +4,11 @@ from typing import Final
 
 import typer
 
-from fp8core.ops.targets import TARGETS as KNOWN
-from fp8core.ops.targets import target_of, targets_and_models
+from fp8core.ops.targets import TARGETS, target_of, targets_and_models
 from fp8core.problem import Target
 
-TARGETS: Final = tuple(name for name in KNOWN if name != "host")
-"""The devices that `explain --target` takes beside host."""
+GPUS: Final = tuple(name for name in TARGETS if name != "host")
+"""The names of the targets that are GPUs."""
 UNPROVEN: Final = "compiled and emulated, never run on hardware"
 """The state of kernels that nobody has run on their device yet; docs/how-to/amd.md says how to test them."""
 
@@ -21,6 +20,6 @@ def proven(target: Target) -> bool:
 
 def target_named(name: str) -> Target:
     """Return a device by name, which need not be present: it has the size of a common model of its architecture."""
-    if name not in KNOWN:
+    if name not in TARGETS:
         raise typer.BadParameter(f"needs {targets_and_models()}, got {name!r}", param_hint="--target")
     return target_of(name)

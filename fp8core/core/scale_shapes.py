@@ -192,27 +192,43 @@ def _activation(x: TensorSpec, leading: tuple[int, ...], m: int, k: int, known: 
 
 def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known: Granularity | None) -> Reading:
     """Read scale_b; if ``grouped`` (scale_a has 1x128 groups), a shape that fits blocks and channels means blocks."""
-    shape = x.shape
-    if known in (None, "tensor") and is_one_number(shape):
+    if known in (None, "tensor") and is_one_number(x.shape):
         return Reading("tensor", BROADCAST)
-    groups, blocks = -(-k // BLOCK), -(-n // BLOCK)
-    if len(shape) == 2:
-        turned = shape if stored else (shape[1], shape[0])
-        rows, cols = x.strides if stored else (x.strides[1], x.strides[0])
-        blocked = [((n, groups), Reading("group", (rows, cols))), ((blocks, groups), Reading("block", (rows, cols)))]
-        by_row = [((n, 1), Reading("row", (rows, 0)))]
-        if not stored:  # vLLM's users give [n, 1] beside b [k, n]
-            by_row.append(((1, n), Reading("row", (cols, 0))))
-        readings = [*blocked, *by_row] if grouped else [*by_row, *blocked]
-        if grouped and groups > 1 and known is None:
-            readings = blocked  # a product of groups and channels is refused
-        found = next((r for s, r in readings if s == turned and known in (None, r.granularity)), None)
-        if found is None and grouped and known in (None, "block"):
-            found = _vector_in_the_other_orientation(turned, rows, cols, n, groups, blocks)
-        if found is not None:
-            return found
-    elif shape == (n,) and known in (None, "row"):
+    if known in (None, "row") and x.shape == (n,):
         return Reading("row", (x.strides[0], 0))
+    found = _weight_matrix(x, n, k, stored, grouped, known) if len(x.shape) == 2 else None
+    if found is None:
+        raise _wrong_weight_scale(x, n, k, stored, grouped, known)
+    return found
+
+
+def _weight_matrix(
+    x: TensorSpec, n: int, k: int, stored: bool, grouped: bool, known: Granularity | None
+) -> Reading | None:
+    """Read a scale_b of two axes; None if its shape has no meaning."""
+    groups, blocks = -(-k // BLOCK), -(-n // BLOCK)
+    turned = x.shape if stored else (x.shape[1], x.shape[0])  # as of the stored weight
+    rows, cols = x.strides if stored else (x.strides[1], x.strides[0])
+    along_k = [((n, groups), Reading("group", (rows, cols))), ((blocks, groups), Reading("block", (rows, cols)))]
+    by_row = [((n, 1), Reading("row", (rows, 0)))]
+    if not stored:  # vLLM's users give [n, 1] beside b [k, n]
+        by_row.append(((1, n), Reading("row", (cols, 0))))
+    readings = [*along_k, *by_row] if grouped else [*by_row, *along_k]
+    if grouped and groups > 1 and known is None:
+        readings = along_k  # a product of groups and channels is refused
+    for shape, reading in readings:
+        if shape == turned and known in (None, reading.granularity):
+            return reading
+    if grouped and known in (None, "block"):
+        return _vector_in_the_other_orientation(turned, rows, cols, n, groups, blocks)
+    return None
+
+
+def _wrong_weight_scale(
+    x: TensorSpec, n: int, k: int, stored: bool, grouped: bool, known: Granularity | None
+) -> ShapeError:
+    """Return the error for a scale_b whose shape has no meaning: the shapes that have one."""
+    groups, blocks = -(-k // BLOCK), -(-n // BLOCK)
     wanted = [(n, 1), (blocks, groups), (n, groups)] if stored else [(1, n), (groups, blocks), (groups, n)]
     kinds = {
         "tensor": "(), (1,) or (1, 1) per tensor",
@@ -222,9 +238,9 @@ def _weight(x: TensorSpec, n: int, k: int, *, stored: bool, grouped: bool, known
     }
     *others, last = [kinds[known]] if known else list(kinds.values())[2 if grouped and groups > 1 else 0 :]
     able = f"{', '.join(others)} or {last}" if others else last
-    raise ShapeError(
+    return ShapeError(
         f"{x.name} for n={n}, k={k} needs shape {able}{', beside groups of a,' if grouped else ','} "
-        f"in the orientation {'of the stored weight [n, k]' if stored else '[k, n]'}, got {shape}"
+        f"in the orientation {'of the stored weight [n, k]' if stored else '[k, n]'}, got {x.shape}"
     )
 
 

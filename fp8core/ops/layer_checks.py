@@ -29,18 +29,19 @@ def _array_of(number: float, like: TensorView) -> Any:
 def _check_input_scale(scale: TensorSpec, group_shape: GroupShape, weight: TensorSpec) -> None:
     """Refuse an input scale unless it is one number or, for inputs that are already FP8, one per token or group."""
     check_scale_dtype(scale)
-    groups = -(-weight.shape[1] // BLOCK)
-    if is_one_number(scale.shape):
+    shape, groups = scale.shape, -(-weight.shape[1] // BLOCK)
+    if is_one_number(shape):
         return
     needs = "one number, of shape (), (1,) or (1, 1)"
     if group_shape == PER_TOKEN:
-        able, needs = len(scale.shape) == 1 or scale.shape[-1:] == (1,), f"{needs}, or (m, 1) or (m,) per token"
+        if len(shape) == 1 or shape[-1:] == (1,):
+            return
+        needs = f"{needs}, or (m, 1) or (m,) per token"
     elif group_shape == GROUP_128:
-        able, needs = len(scale.shape) > 1 and scale.shape[-1] == groups, f"{needs}, or (m, {groups}) by groups"
-    else:
-        able = False
-    if not able:
-        raise ShapeError(f"{scale.name} needs {needs}, got shape {scale.shape}")
+        if len(shape) > 1 and shape[-1] == groups:
+            return
+        needs = f"{needs}, or (m, {groups}) by groups"
+    raise ShapeError(f"{scale.name} needs {needs}, got shape {shape}")
 
 
 class Read(NamedTuple):

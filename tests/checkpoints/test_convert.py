@@ -170,6 +170,17 @@ def test_static_scales_and_those_of_keys_and_values_go_with_their_layers(tmp_pat
     }
 
 
+def test_static_scales_stay_behind_where_modelopt_scales_activations_per_token(tmp_path):
+    write_format(written.ct_static, tmp_path / "in")
+    convert_checkpoint(tmp_path / "in", tmp_path / "channel", to="channel")
+    done = convert_checkpoint(tmp_path / "channel", tmp_path / "out", to="modelopt")
+    assert done.quantization_config["quant_algo"] == "FP8_PER_CHANNEL_PER_TOKEN"
+    static = {name for name in load_file(tmp_path / "channel" / "model.safetensors") if name.endswith("input_scale")}
+    assert static
+    assert set(done.left_out) == static
+    assert not verify_checkpoint(tmp_path / "out").faults
+
+
 def test_a_bound_of_dynamic_scales_stays_behind_where_static_ones_are_kept(tmp_path):
     write_format(written.ct_static, tmp_path / "in")
     tensors = load_file(tmp_path / "in" / "model.safetensors")

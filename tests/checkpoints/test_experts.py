@@ -130,6 +130,31 @@ def test_fp8_experts_are_split_with_their_scales_and_keep_their_codes(tmp_path, 
     assert not verify_checkpoint(tmp_path / "out").faults
 
 
+@pytest.mark.parametrize("dot", [".weight", ""], ids=["modules", "parameters"])
+@pytest.mark.parametrize("static", [(E,), ()], ids=["each", "shared"])
+def test_static_scales_are_split_with_the_experts(tmp_path, dot, static):
+    fp8(tmp_path / "in", 1, -1, "_scale")
+    tensors = {
+        name.replace("_proj", f"_proj{dot}"): one
+        for name, one in load_file(tmp_path / "in" / "model.safetensors").items()
+    }
+    given = {part: torch.full(static, number) for part, number in (("gate_up_proj", 0.25), ("down_proj", 0.5))}
+    between = "." if dot else "_"
+    tensors |= {f"{EXPERTS}.{part}{between}input_scale": one for part, one in given.items()}
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    done = convert_checkpoint(tmp_path / "in", tmp_path / "out", to="compressed-tensors", split_experts=True)
+    assert not done.lossy
+    assert not done.quantization_config["config_groups"]["group_0"]["input_activations"]["dynamic"]
+    found = {
+        name: float(layer.input_scale.read().item()) for name, layer in open_checkpoint(tmp_path / "out").layers.items()
+    }
+    assert found == {
+        f"{EXPERTS}.{number}.{part}": 0.5 if part == "down_proj" else 0.25
+        for number in range(E)
+        for part in ("gate_proj", "up_proj", "down_proj")
+    }
+
+
 def in_out(tensors):
     """The same with every expert stored [in, out]."""
     return {

@@ -125,6 +125,26 @@ def test_the_method_is_read_as_vllm_reads_it(tmp_path, method):
     assert (claim.format, claim.granularities) == ("compressed-tensors", {"channel"})
 
 
+@pytest.mark.parametrize(
+    ("name", "beside", "file"),
+    [
+        ("model", None, "config.json"),
+        ("model", {"r": 16}, "config.json"),
+        ("other", None, ""),
+        ("other", {"r": 16}, ""),
+        ("other", {"quantization_config": {"quant_method": "fp8"}}, "other.config.json"),
+    ],
+)
+def test_the_configuration_of_a_folder_is_that_of_its_model_alone(tmp_path, name, beside, file):
+    write_format(ct_channel, tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / f"{name}.safetensors")
+    if beside is not None:
+        (tmp_path / f"{name}.config.json").write_text(json.dumps(beside))
+    opened = open_checkpoint(tmp_path / f"{name}.safetensors")
+    assert opened.claim.file == file
+    assert opened.config.items() >= (beside or {}).items()
+
+
 def test_a_mixture_of_modelopt_need_not_name_its_algorithm(tmp_path):
     write_format(ct_channel, tmp_path)
     layers = {"model.layers.0.self_attn.q_proj": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}

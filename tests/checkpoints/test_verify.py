@@ -72,6 +72,16 @@ def test_numbers_that_are_faults_cause_no_warning(tmp_path, numbers, recwarn):
     assert not recwarn.list
 
 
+def test_scales_are_named_in_the_order_of_the_file(tmp_path):
+    tensors = {}
+    for number in range(12):
+        tensors[f"layers.{number:02}.up.weight"] = np.ones((2, 64), ml_dtypes.float8_e4m3fn)
+        tensors[f"layers.{number:02}.up.weight_scale"] = np.zeros((2, 1), np.float32)
+    write(tmp_path / "model.safetensors", tensors)
+    in_order = [("scale value", f"layers.{number:02}.up.weight_scale") for number in range(12)]
+    assert found(tmp_path / "model.safetensors") == in_order
+
+
 @pytest.mark.parametrize("suffix", ["input_scale", "weight_scale"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
 def test_static_scales_are_looked_at(tmp_path, suffix, value):
@@ -132,6 +142,7 @@ def test_progress_ends_with_all_bytes(tmp_path):
     assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
     assert len({total for *_, total in calls}) == 1
     assert calls[0][1] == 300 * 200
+    assert calls[-1][1] == calls[-1][2]
 
 
 def test_scales_of_zero_weights_and_fnuz_nan(tmp_path):

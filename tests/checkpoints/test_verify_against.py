@@ -53,6 +53,7 @@ BUFFERS = {
     "model.mask": np.array([0, -np.inf, 1], np.float32),
     "model.unset": np.array([np.nan, 1], np.float32),
     "model.position_ids": np.arange(4),
+    "model.frequencies": np.array([1, 1e200], np.float64),
     "model.rotary_emb.inv_freq": np.ones(4, np.float32),
     "lm_head.weight": np.ones((4, 8), np.float32),
 }
@@ -87,6 +88,8 @@ def test_the_same_tensors_have_no_difference_whatever_their_numbers(tmp_path):
         ("model.position_ids", np.arange(4, dtype=np.float32)),
         ("model.mask", np.array([5, -np.inf, 1], np.float32)),
         ("model.mask", np.array([0, np.inf, 1], np.float32)),
+        ("model.frequencies", np.array([1 + 2.0**-52, 1e200], np.float64)),
+        ("model.frequencies", np.array([1, 1e201], np.float64)),
         ("model.unset", np.array([np.nan, 2], np.float32)),
         ("model.unset", np.array([1, 1], np.float32)),
     ],

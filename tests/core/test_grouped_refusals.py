@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 import fp8core
-from fp8core import DeviceError, DTypeError, LayoutError, ScaleError, ShapeError, UnsupportedProblemError
+from core.grouped_calls import GROUPS, ROWS, K, N, check_refused, ends, good
+from fp8core import DeviceError, DTypeError, LayoutError, ShapeError, UnsupportedProblemError
 from fp8core.core.grouped import grouped_product_of
 from fp8core.core.specs import TensorSpec
 from fp8core.interop.dlpack import contiguous
@@ -13,37 +14,14 @@ from fp8core.problem import HOST
 from support.engines import fresh, fresh_fp8, fresh_scale
 from support.targets import H200
 
-GROUPS, ROWS, N, K = 3, 6, 32, 64
 FP8 = "float8_e4m3fn, float8_e4m3fnuz, float8_e5m2, float8_e5m2fnuz"
 FLOATS = "float32, float16, bfloat16"
 E5M2 = "float8_e5m2"
 
 
-def good(**changes):
-    """Return the arguments of a good call, with changes."""
-    return {
-        "a": fresh_fp8((ROWS, K)),
-        "weight": fresh_fp8((GROUPS, N, K)),
-        "scale_a": fresh_scale((ROWS, 1)),
-        "scale_b": fresh_scale((GROUPS, N, 1)),
-        "offs": np.array([1, 4, 6], np.int32),
-        "bias": fresh((GROUPS, N)),
-        "out": fresh((ROWS, N)),
-        **changes,
-    }
-
-
-def ends(*shape, dtype=np.int32):
-    return np.zeros(shape, dtype)
-
-
 def overlapping():
     """Return an ``out`` whose rows share memory."""
     return np.lib.stride_tricks.as_strided(fresh((ROWS, N)), (ROWS, N), (2 * (N - 1), 2))
-
-
-def per_channel(data, shape):
-    return fp8core.Quantized(data, fresh_scale(shape), fp8core.PER_CHANNEL)
 
 
 REFUSED = {
@@ -184,84 +162,6 @@ REFUSED = {
         "out needs bfloat16, got float32",
     ),
     "out of int32": (lambda: {"out": ends(ROWS, N)}, DTypeError, "out needs bfloat16, got int32"),
-    # scales
-    "no scale_b": (
-        lambda: {"scale_b": None},
-        ScaleError,
-        "weight needs scale_b or to be a Quantized, as quantize returns it, got neither",
-    ),
-    "two scales of the weight": (
-        lambda: {"weight": per_channel(fresh_fp8((GROUPS, N, K)), (GROUPS, N, 1))},
-        ScaleError,
-        "scale_b needs to be left out where weight is a Quantized, got both",
-    ),
-    "scales of fewer groups": (
-        lambda: {"scale_b": fresh_scale((2, N, 1))},
-        ShapeError,
-        "scale_b needs one number, or 3 groups along its first axis, as weight(3, 32, 64) has, got shape (2, 32, 1)",
-    ),
-    "channels for all groups": (
-        lambda: {"scale_b": fresh_scale((N, 1))},
-        ShapeError,
-        "scale_b needs one number, or 3 groups along its first axis, as weight(3, 32, 64) has, got shape (32, 1)",
-    ),
-    "a Quantized with scales of fewer groups": (
-        lambda: {"weight": per_channel(fresh_fp8((GROUPS, N, K)), (1, N, 1)), "scale_b": None},
-        ShapeError,
-        "scale_b needs one number, or 3 groups along its first axis, as weight(3, 32, 64) has, got shape (1, 32, 1)",
-    ),
-    "scales of fewer channels": (
-        lambda: {"scale_b": fresh_scale((GROUPS, N - 1, 1))},
-        ShapeError,
-        (
-            "scale_b[i] for n=32, k=64 needs shape (), (1,) or (1, 1) per tensor, (32, 1) or (32,) per channel, (1, 1) for "
-            "blocks of 128x128 or (32, 1) for groups of 1x128, in the orientation of the stored weight [n, k], got (31, 1)"
-        ),
-    ),
-    "scales of four axes": (
-        lambda: {"scale_b": fresh_scale((GROUPS, N, 1, 1))},
-        ShapeError,
-        (
-            "scale_b[i] for n=32, k=64 needs shape (), (1,) or (1, 1) per tensor, (32, 1) or (32,) per channel, (1, 1) for "
-            "blocks of 128x128 or (32, 1) for groups of 1x128, in the orientation of the stored weight [n, k], "
-            "got (32, 1, 1)"
-        ),
-    ),
-    "scales of a by group": (
-        lambda: {"scale_a": fresh_scale((GROUPS,))},
-        ShapeError,
-        (
-            "scale_a for m=6, k=64 needs shape (), (1,) or (1, 1) per tensor, (6, 1) or (6,) per token, "
-            "(6, 1) for groups of 1x128, got (3,)"
-        ),
-    ),
-    "groups of a beside one number": (
-        lambda: {
-            "a": fresh_fp8((ROWS, 256)),
-            "weight": fresh_fp8((GROUPS, N, 256)),
-            "scale_a": fresh_scale((ROWS, 2)),
-            "scale_b": 0.5,
-        },
-        ScaleError,
-        "scale_a for groups of 1x128 needs scale_b for 128x128 blocks or 1x128 groups, got one per tensor",
-    ),
-    "blocks beside tokens": (
-        lambda: {
-            "a": fresh_fp8((ROWS, 256)),
-            "weight": fresh_fp8((GROUPS, N, 256)),
-            "scale_b": fresh_scale((GROUPS, 1, 2)),
-        },
-        ScaleError,
-        (
-            "scale_b[i] with one scale per 128x128 block needs scale_a for groups of 1x128, with group_shape=(1, 128), "
-            "got one per token"
-        ),
-    ),
-    "a number that float32 does not hold": (
-        lambda: {"scale_b": 1e39},
-        ScaleError,
-        "scale_b needs a number that float32 holds, got 1e+39",
-    ),
     # layouts
     "strided columns of a": (
         lambda: {"a": fresh_fp8((ROWS, 2 * K))[:, ::2]},
@@ -331,13 +231,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_wrong_call_is_refused(case):
-    change, error, message = REFUSED[case]
-    arguments = good(**change())
-    before = {name: x.tobytes() for name, x in arguments.items() if isinstance(x, np.ndarray)}
-    with pytest.raises(error) as refused:
-        fp8core.grouped_scaled_mm_nt(**arguments)
-    assert str(refused.value) == message
-    assert {name: arguments[name].tobytes() for name in before} == before
+    check_refused(*REFUSED[case])
 
 
 def test_the_good_call_is_good():
@@ -396,36 +290,3 @@ def test_an_operand_on_another_device_is_refused(away):
     out = made.pop("out")
     with pytest.raises(DeviceError, match=rf"^{away}(\[i\])? needs to be where a is, on sm_90 .*, got host$"):
         grouped_product_of(**made, out_dtype="bfloat16").problem(True, out)
-
-
-def aligned(a, weight):
-    """Return the alignment of the codes of a product of groups."""
-    scale = TensorSpec("scale", "float32", (1,), (1,), H200)
-    offs = TensorSpec("offs", "int32", weight.shape[:1], (1,), H200)
-    return (
-        grouped_product_of(a, weight, scale, scale, None, offs, "bfloat16").problem(True, None).product.codes_alignment
-    )
-
-
-@pytest.mark.parametrize(("groups", "stride", "alignment"), [(3, 336, 16), (3, 340, 4), (3, 337, 1), (1, 337, 16)])
-def test_the_alignment_holds_for_every_group(groups, stride, alignment):
-    """Rows of k=100 that are 112 apart; from one group to the next there may be more."""
-    a = TensorSpec("a", "float8_e4m3fn", (ROWS, 100), (112, 1), H200)
-    weight = TensorSpec("weight", "float8_e4m3fn", (groups, 3, 100), (stride, 112, 1), H200)
-    assert aligned(a, weight) == alignment
-
-
-@pytest.mark.parametrize(
-    ("stride", "n", "bias", "alignment"),
-    [(32, 1000, "", 16), (33, 1000, "", 4), (32, 1000, "bfloat16", 16), (32, 1001, "float32", 4)],
-)
-def test_the_alignment_of_the_scales_of_a_is_their_own(stride, n, bias, alignment):
-    """That of the vectors holds for every group, too: the scales of its weight, which are 8 x 4, and its bias."""
-    a = TensorSpec("a", "float8_e4m3fn", (ROWS, 512), (512, 1), H200)
-    weight = TensorSpec("weight", "float8_e4m3fn", (3, n, 512), (n * 512, 512, 1), H200)
-    scale_a = TensorSpec("scale_a", "float32", (ROWS, 4), (4, 1), H200)
-    scale_b = TensorSpec("scale_b", "float32", (3, 8, 4), (stride, 4, 1), H200)
-    given = TensorSpec("bias", bias, (3, n), (n, 1), H200) if bias else None
-    offs = TensorSpec("offs", "int32", (3,), (1,), H200)
-    made = grouped_product_of(a, weight, scale_a, scale_b, given, offs, "bfloat16").problem(True, None).product
-    assert (made.vectors_alignment, made.scale_a_alignment) == (alignment, 16)

@@ -158,7 +158,11 @@ REFUSALS = [
     ),
     (problem(activation="gelu"), "cublaslt", "the library has no activation but gelu_tanh, got gelu"),
     (problem(alignment=8), "cublaslt", "needs addresses and rows aligned to 16 bytes, got 8"),
-    (problem(k=4104), "cublaslt", "needs k, lda and ldb that are multiples of 16, got k=4104 lda=4096 ldb=4096"),
+    (
+        problem(k=4104),
+        "cublaslt",
+        "needs k (at least 16), lda and ldb that are multiples of 16, got k=4104 lda=4096 ldb=4096",
+    ),
     (
         problem(n=252),
         "cublaslt",

@@ -102,6 +102,31 @@ def most_shared(problem: Problem) -> int:
     return problem.target.multiprocessors * SHARED_VECTORS // max(ceil_div(problem.cols, vector_of(problem)), 1024)
 
 
+def has_tiles(problem: Problem) -> bool:
+    """Return whether blocks make tiles of rows: those of silu do if no scale spans the row."""
+    return isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
+
+
+def blocks_per_row(problem: Problem, config: ProducerConfig) -> int:
+    """Return how many blocks make a row; none if it has no columns to divide into tiles."""
+    if not has_tiles(problem):
+        return config.blocks
+    return ceil_div(ceil_div(problem.cols, vector_of(problem)), config.threads * config.vectors)
+
+
+def config_for(problem: Problem, rows: int) -> ProducerConfig:
+    """Return the blocks of a launch for a number of rows."""
+    multiprocessors, tiles = problem.target.multiprocessors, has_tiles(problem)
+    shared = None if tiles else cluster_config(problem)
+    if shared is not None and rows <= most_shared(problem):
+        return shared
+    few = multiprocessors
+    if tiles:
+        few = min(few, multiprocessors * TILES // max(blocks_per_row(problem, TILE[FEW]), 1))
+    number = FEW if rows <= few else SOME if rows <= multiprocessors * SOME_ROWS else MANY
+    return TILE[number] if tiles else row_config(problem, number)
+
+
 def predicts_amax(problem: NormQuantize, config: ProducerConfig) -> bool:
     """Return whether to find the largest value of a token together with its sum of squares.
 

@@ -10,22 +10,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Final, NamedTuple, TypeVar
 
-from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TOKEN, TYPE, ceil_div, mode_of
-from fp8core.kernels.fused.configs import (
-    FEW,
-    MANY,
-    SOME,
-    SOME_ROWS,
-    TILE,
-    TILES,
-    Problem,
-    ProducerConfig,
-    cluster_config,
-    most_shared,
-    row_config,
-    vector_of,
-)
-from fp8core.problem import SiluQuantize
+from fp8core.kernels.encodings import FORMAT, SCALE_FORMAT, TYPE, mode_of
+from fp8core.kernels.fused.configs import Problem, ProducerConfig, blocks_per_row, config_for, vector_of
 from fp8core.runtime import jit, launches
 from fp8core.runtime.plans import Plan, RmsNormNumbers, SiluNumbers, arguments, nothing
 from fp8core.table import Launch, Requirement
@@ -51,32 +37,6 @@ def constants_of(problem: Problem, config: ProducerConfig) -> dict[str, int]:
         "FP8_THREADS": config.threads,
         "FP8_BLOCKS": config.blocks,
     }
-
-
-def by_rows(
-    problem: Problem, prepare: Callable[[ProducerConfig], launches.Launcher]
-) -> Callable[[int], tuple[launches.Launcher, int]]:
-    """Return a function of a number of rows that gives the launcher, compiled when first needed, and blocks per row."""
-    few, units = problem.target.multiprocessors, ceil_div(problem.cols, vector_of(problem))
-    tiles = isinstance(problem, SiluQuantize) and mode_of(problem) != TOKEN
-    shared = None if tiles else cluster_config(problem)
-    shared_rows = most_shared(problem) if shared else 0
-    few_rows = min(few, few * TILES // max(ceil_div(units, TILE[FEW].threads), 1)) if tiles else few
-
-    @cache
-    def ready(number: int | None) -> tuple[launches.Launcher, int]:
-        if tiles:
-            config = TILE[number or FEW]
-            return prepare(config), ceil_div(units, config.threads * config.vectors)
-        config = shared if shared and number is None else row_config(problem, number or FEW)
-        return prepare(config), config.blocks
-
-    def chosen(rows: int) -> tuple[launches.Launcher, int]:
-        if rows <= shared_rows:
-            return ready(None)
-        return ready(FEW if rows <= few_rows else SOME if rows <= few * SOME_ROWS else MANY)
-
-    return chosen
 
 
 class Source(NamedTuple):
@@ -108,6 +68,7 @@ def plan_producer(
             many.
     """
 
+    @cache
     def prepare(config: ProducerConfig) -> launches.Launcher:
         return jit.prepare(
             problem.target,
@@ -122,14 +83,13 @@ def plan_producer(
             all_shared=config.few,
         )
 
-    chosen = by_rows(problem, prepare)
-
     def bind(numbers: Numbers) -> Launch:
-        if not numbers.rows:
+        config = config_for(problem, numbers.rows)
+        blocks = blocks_per_row(problem, config)
+        if not numbers.rows or not blocks:
             return nothing
-        launcher, blocks = chosen(numbers.rows)
         given = arguments(source.args, numbers, cols=problem.cols, inverse_cols=1.0 / max(problem.cols, 1))
-        return launcher.bind_args(grid(numbers.rows, blocks), given) if blocks else nothing
+        return prepare(config).bind_args(grid(numbers.rows, blocks), given)
 
     return Plan(kind, bind)
 

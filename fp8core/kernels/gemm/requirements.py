@@ -61,9 +61,10 @@ WHOLE_ELEMENTS: Final = Requirement(
     "needs out at an address divisible by the size of its elements, got {p.out} aligned to {p.out_alignment}",
 )
 STEPS_OF_16: Final = Requirement(
-    lambda p: 0 < p.k < 1 << 30 and p.k % 16 == 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
-    "needs k (at least 16, less than 2**30), lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
+    lambda p: p.k % 16 == 0 and STRIDES_OF_16.check(p) is None,
+    "needs k (at least 16), lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
 )
+SHORT_K: Final = Requirement(lambda p: p.k < 1 << 30, "needs k of less than 2**30, got k={p.k}")
 WHOLE_WORDS: Final = Requirement(
     lambda p: p.vectors_alignment % 4 == 0,
     "needs scales and bias at addresses divisible by 4, got {p.vectors_alignment}",

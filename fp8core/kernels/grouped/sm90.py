@@ -87,8 +87,8 @@ def leaves_registers(one: ScaledMm, tile: Tile) -> bool:
 
 
 FOR_EVEN_WAVES: Final = 80, 112
-"""Channels of tiles that gain where all multiprocessors get equally many of them: no candidates, as groups of unknown
-sizes have no such number of tiles."""
+"""Channels of tiles that gain where they divide evenly among the multiprocessors (experiments/2026-11-even-waves). How
+many tiles groups have is only known on the device, so these are no candidates."""
 
 
 def candidates(p: GroupedMm) -> tuple[Tile, ...]:

@@ -30,6 +30,7 @@ from fp8core.kernels.gemm.requirements import (
     NOT_BOTH_E5M2,
     OCP,
     ROW_SCALES,
+    STEPS_OF_16,
     TENSOR_CORES,
 )
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
@@ -100,10 +101,6 @@ OCP_NAMES: Final = Requirement(
 ANY_BATCH: Final = Requirement(
     lambda p: not p.batch_invariant,
     "the library chooses its algorithm by m, so the sums of a row would depend on the batch",
-)
-DIVISIBLE: Final = Requirement(
-    lambda p: p.k > 0 and p.k % 16 == 0 and p.lda % 16 == 0 and p.ldb % 16 == 0,
-    "needs k, lda and ldb that are multiples of 16, got k={p.k} lda={p.lda} ldb={p.ldb}",
 )
 ALIGNED_ROWS: Final = Requirement(
     lambda p: p.n % 8 == 0 and p.ldo * ITEMSIZE[p.out] % 16 == 0,
@@ -192,7 +189,7 @@ AMD_ROW_RESULT: Final = Requirement(
     lambda p: p.scale_a != "row" or p.out == "bfloat16", "hipBLASLt gives bfloat16 with scales per row, got {p.out}"
 )
 
-_ANY: Final = (NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE, ANY_BATCH, aligned(16), DIVISIBLE)
+_ANY: Final = (NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE, ANY_BATCH, aligned(16), STEPS_OF_16)
 _CUDA: Final = (CUDA, TENSOR_CORES, OCP_NAMES, *_ANY)
 _HIP: Final = (HIP, TENSOR_CORES, AMD_FORMATS, *_ANY)
 _LIBRARY: Final = (ALIGNED_ROWS, KNOWN_SCALES, GIVES_CODES, GIVES_AMAX, ADDS_BIAS, HAS_ACTIVATION)
