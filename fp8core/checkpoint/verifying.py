@@ -14,7 +14,7 @@ from fp8core.checkpoint.faults import Fault, header_faults
 from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows, stored_rows
 from fp8core.checkpoint.layers import Layer, Tensor
 from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
-from fp8core.checkpoint.naming import OTHERS, WEIGHT, module_of, other_quantizations
+from fp8core.checkpoint.naming import MARKER, OTHERS, WEIGHT, is_scale, module_of, other_quantizations
 from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of
 from fp8core.checkpoint.running import Progress, advancing
 from fp8core.checkpoint.source import scan
@@ -71,7 +71,8 @@ def verify_checkpoint(
     Args:
         path: as for `open_checkpoint`.
         against: the original of this checkpoint. Each FP8 weight may differ from it only by rounding (up to 8 % of its
-            norm for e4m3, 15 % for e5m2), and every other tensor has to be there, and the same.
+            norm for e4m3, 15 % for e5m2). Every other tensor, except those of the quantization, has to be in both, and
+            the same, or within 1 % of its norm in another dtype.
         unscaled: as for `open_checkpoint`.
         progress: as for `quantize_checkpoint`.
 
@@ -179,10 +180,7 @@ def _differences(
             advance(tensor.name, original.nbytes)
             if text:
                 yield Fault(tensor.name, "difference", f"{tensor.name} {text} in {other.path}")
-    needless = elsewhere | ({*TIED} if is_tied(checkpoint.config) else set())
-    for name in (one for one in there if one not in checkpoint.all_tensors):
-        if not needless & {module_of(name), module_of(name).rpartition(".")[2]} and not name.endswith(COMPUTED):
-            yield Fault(name, "difference", f"{checkpoint.path} has no {name}, which is in {other.path}")
+    yield from _in_one_alone(checkpoint, other, elsewhere)
     other.source.refuse_changed()
 
 
@@ -200,6 +198,21 @@ def relative_error(layer: Layer, original: Tensor) -> float:
                 difference += sum_of_squares(found - exact)
                 norm += sum_of_squares(exact)
     return math.sqrt(difference / norm) if norm else math.sqrt(difference)
+
+
+def _in_one_alone(checkpoint: Checkpoint, other: Checkpoint, elsewhere: set[str]) -> Iterator[Fault]:
+    """Yield a fault for each tensor that one of the two lacks, except those that a quantization adds or replaces."""
+    needless = elsewhere | ({*TIED} if is_tied(checkpoint.config) else set())
+    of_quantization = tuple(module + mark for module in elsewhere for mark in "._")
+    of_formats = {MARKER, *checkpoint.kv_scales()}
+    here = [one.name for one in checkpoint.tensors()]
+    added = [name for name in here if not (name in of_formats or is_scale(name) or name.startswith(of_quantization))]
+    for names, one, lacking in ((added, checkpoint, other), (other.all_tensors, other, checkpoint)):
+        for name in names:
+            module = module_of(name)
+            needed = not needless & {module, module.rpartition(".")[2]} and not name.endswith(COMPUTED)
+            if needed and name not in lacking.all_tensors:
+                yield Fault(name, "difference", f"{lacking.path} has no {name}, which is in {one.path}")
 
 
 def _quantized_otherwise(checkpoint: Checkpoint) -> set[str]:

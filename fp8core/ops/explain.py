@@ -181,7 +181,8 @@ class Capability(NamedTuple):
 def capabilities(device: int | str | Target | None = None) -> dict[str, Capability]:
     """Return which features of a device run on kernels made for them: feature -> (able, the kernel or why not).
 
-    Products with ``able=False`` still run, on a fallback that takes any shape, format and pair of scales.
+    Products with ``able=False`` still run, on a fallback that takes any shape, format and pair of scales. For a device
+    that this machine lacks, kernels of a BLAS library do not count, as it cannot be queried.
 
     Args:
         device: the ordinal of a GPU, a name such as "sm_90", a target, or None for the current GPU (the host if there

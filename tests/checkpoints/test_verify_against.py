@@ -92,22 +92,35 @@ def test_the_same_tensors_have_no_difference_whatever_their_numbers(tmp_path):
         ("model.frequencies", np.array([1, 1e201], np.float64)),
         ("model.unset", np.array([np.nan, 2], np.float32)),
         ("model.unset", np.array([1, 1], np.float32)),
+        ("up.bias", np.ones(4, np.float32)),
     ],
 )
-def test_a_tensor_that_is_missing_or_differs_is_told(tmp_path, name, value, recwarn):
+def test_a_tensor_that_is_missing_added_or_differs_is_told(tmp_path, name, value, recwarn):
     assert against_buffers(tmp_path / "model", {name: value}) == [("difference", name)]
     assert not recwarn.list
 
 
-def test_tensors_that_models_make_themselves_may_be_missing(tmp_path):
+def test_tensors_that_models_make_themselves_may_be_missing_or_added(tmp_path):
+    tied = {"tie_word_embeddings": True}
     left_out = {"lm_head.weight": None, "model.rotary_emb.inv_freq": None}
-    assert not against_buffers(tmp_path / "model", left_out, {"tie_word_embeddings": True})
+    assert not against_buffers(tmp_path / "model", left_out, tied)
+    added = {"output.weight": np.ones((4, 8), np.float32), "layers.0.rotary_emb.inv_freq": np.ones(4, np.float32)}
+    assert not against_buffers(tmp_path / "added", added, tied)
+    assert against_buffers(tmp_path / "untied", added) == [("difference", "output.weight")]
+
+
+@pytest.mark.parametrize(
+    "name", ["k_scale", "k_proj.output_scale", "k_fake_quantizer.qscale_act", "o_proj.input_scale"]
+)
+def test_tensors_of_the_quantization_may_be_added(tmp_path, name):
+    assert not against_buffers(tmp_path / "model", {f"model.layers.0.self_attn.{name}": np.ones(1, np.float32)})
 
 
 def test_what_is_quantized_otherwise_is_not_missing(tmp_path):
     write_format(written.ct_channel, tmp_path / "fp8")
     tensors = load_file(tmp_path / "fp8" / "model.safetensors")
-    tensors["model.layers.0.mlp.up_proj.qweight"] = torch.ones(4, 8, dtype=torch.int32)
+    for name in ("qweight", "qzeros"):
+        tensors[f"model.layers.0.mlp.up_proj.{name}"] = torch.ones(4, 8, dtype=torch.int32)
     save_file(tensors, tmp_path / "fp8" / "model.safetensors")
     save_file({**small_state(), "model.layers.0.mlp.up_proj.weight": torch.ones(8, 8)}, tmp_path / "bf16.safetensors")
     assert not found(tmp_path / "fp8", against=tmp_path / "bf16.safetensors")

@@ -25,6 +25,7 @@ LOADED = (
     formats.ct_block,
     formats.modelopt,
     formats.modelopt_in_config,
+    formats.modelopt_channel,
     formats.modelopt_blocks,
     formats.fbgemm,
     formats.autofp8,

@@ -201,6 +201,12 @@ def modelopt_blocks(out):
     }  # fmt: skip
 
 
+def modelopt_channel(out):
+    out.each(1, -1, "weight_scale", lambda scale: scale[:, 0])
+    quantization = {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head"]}
+    out.extra["hf_quant_config.json"] = {"producer": {"name": "modelopt"}, "quantization": quantization}
+
+
 def modelopt_mxfp8(out):
     out.each(1, 32, "weight_scale", e8m0, powers=True)
     out.extra["hf_quant_config.json"] = {
@@ -269,6 +275,7 @@ FORMATS = {
     modelopt: ("modelopt", "tensor", "float32"),
     modelopt_in_config: ("modelopt", "tensor", "float32"),
     modelopt_blocks: ("modelopt", "block", "float32"),
+    modelopt_channel: ("modelopt", "channel", "float32"),
     modelopt_mxfp8: ("modelopt", "group", "e8m0"),
     fbgemm: ("fbgemm_fp8", "channel", "float32"),
     autofp8: ("autofp8", "tensor", "float32"),
