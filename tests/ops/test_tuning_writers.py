@@ -54,6 +54,18 @@ def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
 
 
+def test_a_lock_is_no_link_to_another_file_and_is_closed(stub, tmp_path):
+    path, found = tmp_path / "x", timed(PROBLEM, SECOND)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    save_tunings(path, [found])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    (tmp_path / "x.lock").unlink()
+    (tmp_path / "x.lock").symlink_to(tmp_path / "of another user")
+    with pytest.raises(OSError, match=r"x\.lock"):
+        save_tunings(path, [found])
+    assert not (tmp_path / "of another user").exists()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork")  # JAX and Python 3.12 warn of any fork beside threads
 def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(stub, tmp_path, monkeypatch):
     """A thread may fork workers, which live for hours, while another thread saves."""
