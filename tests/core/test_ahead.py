@@ -169,7 +169,18 @@ def test_tunings_of_another_release_or_architecture_do_not_count(monkeypatch, tm
     release = tuned_for("NVIDIA H200", values.digest(), "sm90_tiled", "0.0.1")
     divided = replace(one, _problem=one._problem._replace(target=H200._replace(multiprocessors=60)))
     monkeypatch.setenv(FILE_VARIABLE, str(tuning.save_tunings(tmp_path / "x", [one, release, divided])))
-    assert named_ahead(absent(H200)) == [one]
+    assert named_ahead(absent(H200)) == named_ahead(absent(H200)._replace(model="NVIDIA H200")) == [one]
+    assert named_ahead(absent(H200)._replace(model="NVIDIA L99")) == []
+
+
+def test_a_tuning_is_for_the_call_that_reads_the_weight_early_too(monkeypatch):
+    forget_all(monkeypatch)
+    one = tuned_for("NVIDIA H200", values.digest(), "sm90_tiled")
+    chosen = tuning.Timed("generic_mma", 0, 1.0)
+    values.apply_ahead(replace(one, chosen=chosen, timed=(chosen,)), absent(H200))
+    for prefetch in (False, True):
+        product = one._problem._replace(target=absent(H200), prefetch_weight=prefetch)
+        assert SCALED_MM.choice(product) == ("generic_mma", 0)
 
 
 @pytest.mark.parametrize(
