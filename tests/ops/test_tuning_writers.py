@@ -106,6 +106,21 @@ def test_a_file_system_without_locks_is_written_to(stub, tmp_path, monkeypatch):
     assert others.exists()
 
 
+@pytest.mark.parametrize("call", [fcntl.LOCK_EX, fcntl.LOCK_UN], ids=["lock", "unlock"])
+def test_a_lock_that_fails_for_another_reason_is_an_error(stub, tmp_path, monkeypatch, call):
+    flock = fcntl.flock
+
+    def fails(handle, operation):
+        if operation == call:
+            raise OSError(errno.EIO, "Input/output error")
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        save_tunings(tmp_path / "x", [timed(PROBLEM, SECOND)])
+    assert (tmp_path / "x").exists() == (call == fcntl.LOCK_UN)
+
+
 def killed_while_writing(path, line, step):
     """Save a tuning, and be killed before or behind the step that shows it to readers."""
     replace_ = Path.replace
