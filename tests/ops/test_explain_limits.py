@@ -4,6 +4,7 @@ import pytest
 
 import fp8core
 from fp8core import ArraySpec
+from fp8core.kernels.weights.shards import capacity_of
 
 FP8 = "float8_e4m3fn"
 IN_32_BITS = (1 << 31) - 1
@@ -51,3 +52,7 @@ def test_a_kernel_takes_the_largest_extent_that_it_counts_and_no_larger_one(kern
 def test_groups_that_teams_of_threads_cannot_share_go_to_the_fallback(group_shape):
     asked = fp8core.explain(fp8core.quantize, ArraySpec((4, 1536), "bfloat16"), group_shape=group_shape, target="sm_90")
     assert asked.chosen == "elementwise"
+
+
+def test_a_kernel_holds_as_many_shards_as_it_has_room_for():
+    assert [capacity_of(shards) for shards in (1, 8, 9, 64, 65, 512)] == [8, 8, 64, 64, 512, 512]
