@@ -181,7 +181,7 @@ class Float8Array(DLPackView):
     def __eq__(self, other: object) -> Any:
         """Compare values element by element; return an array of bool. NaN equals nothing."""
         if isinstance(other, Float8Array):
-            if other._dtype != self._dtype or type(other._array) is not type(self._array):
+            if other._dtype != self._dtype or hasattr(other._array, "get") != hasattr(self._array, "get"):
                 return NotImplemented
             return _equal(self._array, other._array, self._dtype)
         number = scalar(other)

@@ -52,7 +52,7 @@ def scratch_part(nbytes: int) -> int:
 
 def power_of_two(number: int) -> int:
     """Return the least power of two that is not below ``number``."""
-    return 1 << (number - 1).bit_length()
+    return 1 << max(number - 1, 0).bit_length()
 
 
 def column_tiling(units: int, most: int) -> tuple[int, int]:

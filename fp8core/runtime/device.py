@@ -173,12 +173,6 @@ def driver_version() -> int:
     return int(cupy().cuda.runtime.driverGetVersion())
 
 
-def allocate(nbytes: int, device: int) -> Any:
-    """Return ``nbytes`` of uninitialized device memory of CuPy's pool, aligned to 512 bytes: an owner with ``.ptr``."""
-    with on(device):
-        return cupy().cuda.alloc(nbytes)
-
-
 def capturing(stream: int) -> bool:
     """Return whether the stream at an address is being captured into a graph; the default stream (0, 1) never is.
 

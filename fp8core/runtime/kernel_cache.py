@@ -40,7 +40,7 @@ _HEADER: Final = len(_MAGIC) + hashlib.sha256().digest_size
 """The bytes before the kernel: a magic number, and a checksum of the file's name and the kernel."""
 _PATH_ONLY: Final = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Opens folders without needing permission to list them, which folders above a home folder may deny."""
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def folder() -> Path:

@@ -238,7 +238,7 @@ def _write(file: Path, text: str) -> None:
     """Write a file atomically: readers see the old or the new contents."""
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
             opened.write(text)
             opened.flush()

@@ -122,7 +122,10 @@ class Tuning:
 
     @property
     def gain(self) -> float:
-        """How much slower the choice without tuning is, as a fraction of the tuned time: 0.1 is 10 %."""
+        """How much slower the choice without tuning is, as a fraction of the tuned time: 0.1 is 10 %.
+
+        If that was not timed fully, the next of ``timed`` stands for it.
+        """
         return self.timed[0].us / self.chosen.us - 1 if self.timed else 0.0
 
     def _call(self) -> str:

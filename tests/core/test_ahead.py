@@ -1,5 +1,7 @@
 """Calls that are planned for a device that is not in this machine ask for the kernels that they would run there."""
 
+from dataclasses import replace
+
 import pytest
 
 import fp8core
@@ -18,7 +20,7 @@ from fp8core.problem import ABSENT
 from fp8core.runtime import device, jit
 from fp8core.table import Choice
 from fp8core.tuning import values
-from fp8core.tuning.files import FILE_VARIABLE, load_named
+from fp8core.tuning.files import FILE_VARIABLE, load_named, named_ahead
 from fp8core.tuning.shapes import layer_call, layer_product
 from support.ahead import absent, forget
 from support.targets import ADA, H200, MI300
@@ -125,12 +127,12 @@ NUMBER = 2
 """The algorithm that `tuned_for` finds to be the fastest."""
 
 
-def tuned_for(gpu, made_of, kernel):
+def tuned_for(gpu, made_of, kernel, version=fp8core.__version__):
     """Return a tuning of `TUNED`, as another machine has written it."""
     m, layer = TUNED
     product = layer_product((m, layer.n, layer.k), layer.scheme, "bfloat16", device=absent(H200))
     name = list(SCALED_MM.kernel("sm90_tiled").algorithms(product))[NUMBER]
-    machine = tuning.Machine(gpu, 13000, 130000, fp8core.__version__, made_of)
+    machine = tuning.Machine(gpu, 13000, 130000, version, made_of)
     chosen = tuning.Timed(kernel, NUMBER, 1.0, name)
     return tuning.Tuning(machine, chosen, (chosen,), product._replace(target=H200))
 
@@ -162,10 +164,36 @@ def test_tunings_of_that_gpu_count_and_no_others(monkeypatch, tmp_path, model, g
     assert model or found >= without
 
 
-def test_tunings_that_cannot_be_read_are_named(monkeypatch, tmp_path):
-    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "absent"))
+def test_tunings_of_another_release_or_architecture_do_not_count(monkeypatch, tmp_path):
+    one = tuned_for("NVIDIA H200", values.digest(), "sm90_tiled")
+    release = tuned_for("NVIDIA H200", values.digest(), "sm90_tiled", "0.0.1")
+    divided = replace(one, _problem=one._problem._replace(target=H200._replace(multiprocessors=60)))
+    monkeypatch.setenv(FILE_VARIABLE, str(tuning.save_tunings(tmp_path / "x", [one, release, divided])))
+    assert named_ahead(absent(H200)) == named_ahead(absent(H200)._replace(model="NVIDIA H200")) == [one]
+    assert named_ahead(absent(H200)._replace(model="NVIDIA L99")) == []
+
+
+def test_a_tuning_is_for_the_call_that_reads_the_weight_early_too(monkeypatch):
+    forget_all(monkeypatch)
+    one = tuned_for("NVIDIA H200", values.digest(), "sm90_tiled")
+    chosen = tuning.Timed("generic_mma", 0, 1.0)
+    values.apply_ahead(replace(one, chosen=chosen, timed=(chosen,)), absent(H200))
+    for prefetch in (False, True):
+        product = one._problem._replace(target=absent(H200), prefetch_weight=prefetch)
+        assert SCALED_MM.choice(product) == ("generic_mma", 0)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"), [("absent", "No such file"), ("~no such user/t.jsonl", "~ stands for no folder")]
+)
+def test_tunings_that_cannot_be_read_are_named(monkeypatch, tmp_path, named, said):
+    monkeypatch.chdir(tmp_path)
+    tuning.save_tunings(tmp_path / "tunings.jsonl", [tuned_for("NVIDIA H200", values.digest(), "sm90_tiled")])
+    (tmp_path / "~no such user").mkdir()
+    (tmp_path / "tunings.jsonl").rename(tmp_path / "~no such user" / "t.jsonl")
+    monkeypatch.setenv(FILE_VARIABLE, named)
     monkeypatch.setattr(SCALED_MM, "before", load_named)
-    with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: No such file") as caught:
+    with pytest.warns(RuntimeWarning, match=f"which {FILE_VARIABLE} names, are not used: {said}") as caught:
         assert kernels_of([TUNED], "bfloat16", TARGETS["sm_90"])
     assert len(caught) == 1
 

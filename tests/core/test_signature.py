@@ -206,3 +206,13 @@ def test_operands_of_two_frameworks_that_have_signatures_are_viewed_each_time(mo
     cache = CallCache()
     assert cache.of_signature((Other(),))[1] is cache.of_signature((Other(),))[1]
     assert [cache.of_signature(pair) for pair in [(matrix(), Other()), (Other(), matrix())] * 2] == [None] * 4
+
+
+def test_results_that_require_grad_are_refused_where_a_call_is_cached():
+    codes, out = fp8core.quantize(matrix()), matrix(dtype=torch.float32)
+    for _ in range(3):
+        fp8core.dequantize(codes, out=out)
+    leaf = matrix(dtype=torch.float32).requires_grad_()
+    for _ in range(2):
+        with pytest.raises(LayoutError, match="out needs a tensor that does not require grad"):
+            fp8core.dequantize(codes, out=leaf)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fp8core.kernels.encodings import power_of_two
 from fp8core.kernels.gemm.amd.decode import GFX9_DECODE, plan_decode, wavefronts
 from fp8core.kernels.gemm.generic import GENERIC_MMA, ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -206,6 +207,10 @@ def test_waves_share_k_and_fill_the_device(target):
     assert wavefronts(16, chunk, target) == 1
     assert wavefronts(16, chunk + 16, target) == 2
     assert wavefronts(16, 3 * chunk, target) == 4
+
+
+def test_nothing_fits_into_a_power_of_two_of_one():
+    assert [power_of_two(number) for number in range(6)] == [1, 1, 2, 4, 4, 8]
 
 
 @pytest.mark.parametrize(("platform", "able"), [("hip", False), ("cuda", True)])

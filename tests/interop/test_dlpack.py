@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from fp8core import interop
-from fp8core.errors import DTypeError, LayoutError
+from fp8core.errors import BackendError, DTypeError, LayoutError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.problem import HOST, ITEMSIZE
@@ -120,17 +120,20 @@ def test_the_table_leaves_no_references_behind(table):
     assert alive() is None
 
 
-def test_the_tables_other_way_of_reading_holds_and_lets_go(table):
+def test_the_tables_other_way_of_reading_holds_and_lets_go(table, monkeypatch):
     torch = pytest.importorskip("torch")
-    x = torch.zeros(4, 6)
+    x, deleted, delete = torch.zeros(4, 6), [], dlpack_exchange._delete
+    monkeypatch.setattr(dlpack_exchange, "_delete", lambda *made: (deleted.append(made), delete(*made)))
     fewer = dlpack_exchange.Exchange(torch.Tensor)
     fewer._read = None
     seen = fewer.view(x, "x")
     assert seen[:4] == (x.data_ptr(), "float32", (4, 6), (6, 1))
     assert seen.held is not None
+    gc.collect()
+    assert not deleted
     del seen
     gc.collect()
-    assert x.data_ptr()
+    assert len(deleted) == 1
 
 
 def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
@@ -148,12 +151,19 @@ def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
     gc.collect()
     assert not ignored
     assert len(deleted) == 1
+    for status in (0, -1):
+        fails._allocate = lambda prototype, made, context, tell, status=status: status
+        with pytest.raises(BackendError, match=r"torch cannot allocate \(3,\) of float32 on host"):
+            fails.empty((3,), "float32", HOST)
+    assert len(deleted) == 1
 
 
 def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
     torch = pytest.importorskip("torch")
     with pytest.raises(LayoutError, match="of torch needs elements without gaps, got"):
         table.empty((4, 6), "float32", HOST, (8, 1))
+    with pytest.raises(LayoutError, match=r"to be the current one of torch, which allocates for no other, .* got 0x70"):
+        table.empty((4, 6), "float32", HOST, None, 0x70)
     with pytest.raises(DTypeError, match=r"scale needs an array of .*float64"):
         table.view(torch.zeros(3, dtype=torch.float64), "scale")
     with pytest.raises(LayoutError, match=r"x needs an array that exports itself by DLPack, got torch\.Tensor: "):

@@ -183,6 +183,17 @@ def test_values_are_compared_element_by_element(dtype, make):
             np.testing.assert_array_equal(number != q, values != number)
 
 
+def test_values_in_a_file_are_compared_with_those_in_memory(tmp_path):
+    """A memmap is a NumPy array of a type of its own."""
+    held = codes()
+    mapped = np.memmap(tmp_path / "codes", np.uint8, "w+", shape=held.shape)
+    mapped[:] = held
+    q, of_file = Float8Array(held, "float8_e4m3fn"), Float8Array(mapped, "float8_e4m3fn")
+    for one, other in ((q, of_file), (of_file, q)):
+        np.testing.assert_array_equal(one == other, q == q)
+        np.testing.assert_array_equal(one != other, q != q)
+
+
 def test_what_is_nothing_of_its_kind_is_not_equal():
     q = Float8Array(codes(), "float8_e4m3fn")
     for other in (None, "q", q.view("float8_e5m2"), Float8Array(codes_on_gpu(), "float8_e4m3fn"), [1.0]):

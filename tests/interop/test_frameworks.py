@@ -39,7 +39,7 @@ def test_an_array_is_seen_as_it_is(framework, dtype):
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in ITEMSIZE if dtype != "int64"])  # no result has it
-@pytest.mark.parametrize("shape", [(), (0, 5), (7,), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(), (0, 5), (5, 0), (7,), (2, 3, 4)])
 def test_a_result_is_the_memory_that_was_written(framework, dtype, shape):
     maker = interop.view(MAKERS[framework]((2, 2), "float32"), "x").framework
     result = maker.empty(shape, dtype, HOST)

@@ -23,6 +23,9 @@ from support.moe import choices, placed, summed
         (HIP_64, 700, 5, 1024, 24, 0, 1, np.int32),
         (HIP_64, 33, 2, 1000, 20, 4, 1, np.int64),
         (HIP_32, 90, 5, 64, 40, 0, 3, np.int32),
+        (CUDA, 0, 2, 8, 32, 0, 1, np.int32),
+        (CUDA, 5, 0, 8, 32, 0, 1, np.int32),
+        (CUDA, 5, 2, 8, 0, 0, 1, np.int32),
     ],
     ids=str,
 )
@@ -68,6 +71,7 @@ def test_permute_sorts_the_rows_by_expert(emulator, target, tokens, each, expert
         (HIP_64, 40, 3, 72, 0, "bfloat16", "bfloat16", "bfloat16"),
         (HIP_64, 3, 2, 7, 0, "float32", "float16", "float32"),
         (HIP_32, 6, 4, 520, 4, "float16", "float32", "bfloat16"),
+        (CUDA, 5, 2, 0, 0, "bfloat16", "float32", "bfloat16"),
     ],
     ids=str,
 )

@@ -44,6 +44,8 @@ def codes(rows: int, cols: int, seed: int = 0) -> np.ndarray:
         (HIP_64, FNUZ, "bfloat16", PER_TOKEN, False, 19, 136, 0),
         (HIP_64, E5M2FNUZ, "float32", BLOCK_128, False, 130, 129, 0),
         (HIP_64, FN, "float16", GROUP_128, True, 9, 300, 0),
+        (CUDA, FN, "bfloat16", PER_TENSOR, False, 9, 0, 0),
+        (CUDA, FN, "bfloat16", PER_TENSOR, False, 0, 64, 0),
         (HIP_32, FN, "bfloat16", PER_TOKEN, False, 19, 136, 8),
     ],
 )
@@ -100,6 +102,8 @@ UNSET = float(np.finfo(np.float32).min)
         ((30, 26), (float("nan"), 1.0), 33),
         (tuple([3] * 70), tuple(np.linspace(0.1, 2, 70)), 40),
         ((2000, 300), (0.3, 0.4), 32),
+        ((16, 40), (0.5, 0.7), 0),
+        ((0, 0), (0.5, 0.7), 32),
     ],
     ids=str,
 )
@@ -150,7 +154,7 @@ def test_the_scale_of_every_shard_counts(emulator, target, dtype, shards):
 
 @TARGETS
 @pytest.mark.parametrize("dtype", [FN, FNUZ])
-@pytest.mark.parametrize(("count", "offset"), [(256, 0), (8200, 0), (8200, 1), (7, 0)])
+@pytest.mark.parametrize(("count", "offset"), [(256, 0), (8200, 0), (8200, 1), (7, 0), (0, 0)])
 def test_normalize_is_the_oracle_for_every_code(emulator, target, dtype, count, offset):
     weight, scales = codes(1, count)[0], np.array([0.5, 3.0, -1.0], np.float32)
     convert, factor = (reference.fn_to_fnuz, 2) if dtype == FN else (reference.fnuz_to_fn, 0.5)
@@ -201,7 +205,7 @@ def test_all_close_is_numpy_s(emulator, target, values, want):
     ("widths", "scales"),
     [
         *[((3, 0, 500), (1.0, 2.0, 3.0)), ((5, 6), (4.0,)), (tuple([2] * 70), tuple(range(70)))],
-        *[((3, 4, 5), (1.0, 2.0, -448.0)), ((3, 4, 5), (-448.0, 2.0, 3.0))],
+        *[((3, 4, 5), (1.0, 2.0, -448.0)), ((3, 4, 5), (-448.0, 2.0, 3.0)), ((0, 0), (1.0, 2.0))],
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fp8core
-from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core.specs import TensorSpec
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.kernels.quantize import QUANTIZE
@@ -19,7 +19,7 @@ from support.emulation.running import plans, same_bytes
 from support.engines import BOTH, assert_same_bytes, engines
 
 LEAST = {PER_TENSOR: 2.0**-126, PER_TOKEN: 1 / (448 * 512), GroupShape(4, -1): np.float32(1e-10) / np.float32(448)}
-SHAPES = [*LEAST, GROUP_128, GroupShape(-1, 1)]
+SHAPES = [*LEAST, GROUP_128, BLOCK_128, GroupShape(-1, 1)]
 ROWS = 6
 E4M3 = "float8_e4m3fn"
 

@@ -106,6 +106,23 @@ def test_damaged_lines_are_gone_after_the_next_save(stub, tmp_path):
     assert path.read_text().splitlines() == [one.to_json() for one in found]
 
 
+def test_a_file_without_lines_is_no_warning(stub, tmp_path):
+    (tmp_path / "x").touch()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_tunings(tmp_path / "x") == ()
+
+
+def test_a_file_that_is_too_large_is_not_read(stub, monkeypatch, tmp_path):
+    path = tmp_path / "x"
+    written(path)
+    monkeypatch.setattr(files, "LARGEST", path.stat().st_size)
+    assert len(load_tunings(path)) == 3
+    monkeypatch.setattr(files, "LARGEST", path.stat().st_size - 1)
+    with pytest.raises(OSError, match=f"more than .* bytes: '{path}'"):
+        load_tunings(path)
+
+
 @pytest.mark.parametrize("text", ["a thesis\n", "[]", "\0" * 9])
 def test_a_file_of_something_else_is_never_written(stub, tmp_path, text):
     path = tmp_path / "x"

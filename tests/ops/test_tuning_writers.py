@@ -54,6 +54,18 @@ def test_processes_that_write_at_the_same_time_lose_nothing(stub, tmp_path):
     assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock"}
 
 
+def test_a_lock_is_no_link_to_another_file_and_is_closed(stub, tmp_path):
+    path, found = tmp_path / "x", timed(PROBLEM, SECOND)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    save_tunings(path, [found])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    (tmp_path / "x.lock").unlink()
+    (tmp_path / "x.lock").symlink_to(tmp_path / "of another user")
+    with pytest.raises(OSError, match=r"x\.lock"):
+        save_tunings(path, [found])
+    assert not (tmp_path / "of another user").exists()
+
+
 @pytest.mark.filterwarnings("ignore:.*fork")  # JAX and Python 3.12 warn of any fork beside threads
 def test_a_child_that_is_forked_meanwhile_does_not_keep_the_lock(stub, tmp_path, monkeypatch):
     """A thread may fork workers, which live for hours, while another thread saves."""
@@ -92,6 +104,21 @@ def test_a_file_system_without_locks_is_written_to(stub, tmp_path, monkeypatch):
     save_tunings(tmp_path / "x", [one])
     assert (tmp_path / "x").read_text() == f"{one.to_json()}\n"
     assert others.exists()
+
+
+@pytest.mark.parametrize("call", [fcntl.LOCK_EX, fcntl.LOCK_UN], ids=["lock", "unlock"])
+def test_a_lock_that_fails_for_another_reason_is_an_error(stub, tmp_path, monkeypatch, call):
+    flock = fcntl.flock
+
+    def fails(handle, operation):
+        if operation == call:
+            raise OSError(errno.EIO, "Input/output error")
+        flock(handle, operation)
+
+    monkeypatch.setattr(fcntl, "flock", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        save_tunings(tmp_path / "x", [timed(PROBLEM, SECOND)])
+    assert (tmp_path / "x").exists() == (call == fcntl.LOCK_UN)
 
 
 def killed_while_writing(path, line, step):

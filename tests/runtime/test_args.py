@@ -133,12 +133,14 @@ class Outer(NamedTuple):
     rows: args.Int32
     nested: Nested
     scale: args.Float32
+    map: args.TensorMap
 
 
 def test_a_declaration_within_another_is_its_fields():
-    assert args.fields(Outer) == {"x": "P", "rows": "i", "stride": "q", "ends": "*i", "data": "P", "scale": "f"}
-    assert args.items(Outer, ends=2) == ("P", "i", "q", "2i", "P", "f")
-    assert args.numbers(Outer(0, 3, Nested(4, (5, 6), 0), 0.5)) == (3, 4, 5, 6, 0.5)
+    of_nested = {"stride": "q", "ends": "*i", "data": "P"}
+    assert args.fields(Outer) == {"x": "P", "rows": "i", **of_nested, "scale": "f", "map": "128s"}
+    assert args.items(Outer, ends=2) == ("P", "i", "q", "2i", "P", "f", "128s")
+    assert args.numbers(Outer(0, 3, Nested(4, (5, 6), 0), 0.5, b"")) == (3, 4, 5, 6, 0.5)
 
 
 @pytest.mark.parametrize("kind", PLANS, ids=lambda kind: kind.__name__)

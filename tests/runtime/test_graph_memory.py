@@ -28,10 +28,23 @@ def test_a_driver_without_captures_is_refused_by_name(driver, monkeypatch):
 
 
 def test_the_mode_of_the_thread_is_restored(driver):
+    driver.modes = [1]
     with pytest.raises(ZeroDivisionError), capture.relaxed():
         assert driver.modes[-1] == 2
         raise ZeroDivisionError
-    assert driver.modes[-1] == 0
+    assert driver.modes[-1] == 1
+
+
+def test_the_error_of_a_call_counts_and_not_that_of_the_capture_it_ended():
+    ended = []
+
+    def end():
+        ended.append(True)
+        raise BackendError("the capture was invalidated")
+
+    with pytest.raises(ZeroDivisionError):
+        capture.record(lambda: 1 // 0, end)
+    assert ended
 
 
 def test_scratch_is_shared_by_the_calls_of_a_stream_and_grows(driver, pool):

@@ -2,11 +2,12 @@
 
 import ctypes
 from contextlib import nullcontext
+from typing import NamedTuple
 
 import pytest
 
-from fp8core.runtime import compiler, device, launches
-from support.targets import H200
+from fp8core.runtime import args, compiler, device, jit, launches, sources
+from support.targets import ADA, AMPERE, BLACKWELL, H200
 
 TARGET = H200._replace(device=1)
 
@@ -81,3 +82,44 @@ def test_a_thread_without_a_context_gets_one(driver, launch, monkeypatch):
     driver.statuses = [700, 201]
     with pytest.raises(launches.LaunchError, match=r"launching f with grid \(2, 3, 1\) on .*: status 700"):
         launch(0x7000, 1)
+
+
+class OneArgs(NamedTuple):
+    x: args.Pointer
+
+
+PROGRAMMATIC = (6, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "wanted"),
+    [
+        (AMPERE, {"programmatic": True}, []),
+        (ADA, {"programmatic": True, "cooperative": True}, [(2, 1, 0, 0)]),
+        (H200, {"programmatic": True}, [PROGRAMMATIC]),
+        (BLACKWELL, {"programmatic": True, "cluster": 2}, [(4, 2, 1, 1), PROGRAMMATIC]),
+        (H200, {}, []),
+    ],
+)
+def test_a_launch_has_the_attributes_that_were_asked_for_and_that_its_gpu_knows(monkeypatch, target, options, wanted):
+    """Dependent launches begin with Hopper: older GPUs refuse a launch with that attribute."""
+    monkeypatch.setattr(jit, "_function", lambda *given: compiler.Function(0xF00, None))
+    made = jit.prepare(target, "source", "f", {}, OneArgs, block=128, **options)
+    address, count = made.attributes
+    text = ctypes.string_at(address, count * launches.ATTRIBUTE.size) if count else b""
+    assert list(launches.ATTRIBUTE.iter_unpack(text)) == wanted
+
+
+def test_a_kernel_is_loaded_on_its_device_and_told_what_shared_memory_it_leaves(driver, monkeypatch):
+    def load(text, options):
+        assert driver.current[-1] == TARGET.device
+        return text
+
+    monkeypatch.setattr(sources, "flatten", lambda platform, source: f"{source} of {platform}")
+    monkeypatch.setattr(compiler, "load", load)
+    monkeypatch.setattr(compiler, "function", lambda *given, **options: compiler.Function(0xF00, (given, options)))
+    driver.current.append(0)
+    monkeypatch.setattr(jit, "_function", jit._function.__wrapped__)
+    for all_shared in (False, True):
+        made = jit.prepare(TARGET, "x", "f", {}, OneArgs, block=128, shared_bytes=512, all_shared=all_shared)
+        assert made.function.module == (("x of cuda", "f", 512), {"all_shared": all_shared})

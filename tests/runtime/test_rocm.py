@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from fp8core.errors import BackendError, UnsupportedProblemError
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.problem import PER_TENSOR, Quantize, Target
-from fp8core.runtime import compiler, device, jit, launches, streams
+from fp8core.runtime import compiler, device, jit, launches, loaded, streams
 from fp8core.runtime.plans import QuantizeNumbers
 from support import compilers
 from support.rocm import HIP, PROPERTIES, PifArgs, cupy, launcher, libraries, rocm  # noqa: F401
@@ -41,6 +42,15 @@ def test_the_library_that_cupy_loaded_comes_first(cupy, monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", load)
     assert device.driver() == "libamdhip64.so"
     assert tried == ["libamdhip64.so.7", "libamdhip64.so"]
+
+
+def test_the_library_that_is_mapped_is_the_only_one_that_is_tried(cupy, monkeypatch):
+    """Streams and kernels of one copy are not valid in another."""
+    tried = []
+    monkeypatch.setattr(loaded, "hip_runtime", lambda: Path("/wheel/lib/libamdhip64.so.7"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: tried.append(name) or name)
+    assert device.driver() == "/wheel/lib/libamdhip64.so.7"
+    assert tried == ["/wheel/lib/libamdhip64.so.7"]
 
 
 # compiling
@@ -139,6 +149,15 @@ def test_a_launch_is_in_the_graph_of_a_captured_stream(rocm):
     rocm.stub_set(0, 1)
     launcher().bind((1, 1, 1), -5, 0.25)(0x7000, 0x1234)
     assert rocm.stub_log().endswith(b" recorded\n")
+
+
+@pytest.mark.parametrize(
+    ("stream", "state", "captured"), [(0, 1, False), (1, 1, False), (2, 1, True), (0x7000, 2, True)]
+)
+def test_every_stream_but_the_default_one_may_be_captured(rocm, stream, state, captured):
+    """Also that of each thread (2); and a capture that was invalidated (state 2) has to be ended first."""
+    rocm.stub_set(0, state)
+    assert device.capturing(stream) == captured
 
 
 def test_a_resident_grid_is_never_put_into_a_captured_stream(rocm, monkeypatch):

@@ -24,7 +24,10 @@ def maps(monkeypatch, tmp_path, *paths):
 
 def test_the_mapped_runtime_is_the_driver(cupy, libraries, monkeypatch, tmp_path):
     path = libraries["7"]._name
-    maps(monkeypatch, tmp_path, "/usr/lib/libc.so.6", path, path, "/opt/rocm/lib/libamdhip64_extra.so")
+    others = "/opt/rocm/lib/libamdhip64_extra.so", "/opt/rocm/lib/libamdhip64.so.7.debug"
+    maps(monkeypatch, tmp_path, f"{path} (deleted)")  # an upgrade has replaced the file
+    assert loaded.hip_runtime() == Path(path)
+    maps(monkeypatch, tmp_path, "/usr/lib/libc.so.6", path, path, *others)
     assert loaded.hip_runtime() == Path(path)
     assert device.driver()._name == path
 

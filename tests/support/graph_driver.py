@@ -26,6 +26,7 @@ class Driver:
     def __init__(self, prefix="cu", version="_v3"):
         self.captures, self.modes, self.objects, self.graphs = {}, [0], {}, {}
         self.fail, self.sticky, self.allocating, self.current = "", 0, [], None
+        self.unused = (None,) * (3 if version == "_v3" else 2)
         for name, function in {
             f"{prefix}StreamGetCaptureInfo{version}": self.info,
             f"{prefix}UserObjectCreate": self.create,
@@ -56,7 +57,7 @@ class Driver:
         self.sticky = 0
 
     def info(self, stream, status, number, graph, *unused):
-        assert set(unused) == {None}
+        assert unused == self.unused
         found = self.captures.get(stream)
         status._obj.value = int(found is not None)
         number._obj.value, graph._obj.value = found or (0, None)

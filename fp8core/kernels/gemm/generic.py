@@ -198,7 +198,7 @@ def enough(n: int, warps_: int, target: Target) -> bool:
 def warps(n: int, k: int, target: Target) -> int:
     """Return the number of warps that divide ``k`` in a block: independent of m, so the bits of a row are, too."""
     wanted = next((count for count in WARPS if enough(n, count, target)), WARPS[-1])
-    return min(wanted, power_of_two(max(1, ceil_div(k, BLOCK))))
+    return min(wanted, power_of_two(ceil_div(k, BLOCK)))
 
 
 class Layout(NamedTuple):

@@ -54,7 +54,7 @@ def plan_moe_unpermute(p: MoeUnpermute) -> Plan[MoeUnpermuteNumbers]:
                 "FP8_WEIGHTS": TYPE[p.weights] if p.weights else -1,
                 "FP8_OUT": TYPE[p.out],
                 "FP8_VECTOR": vector,
-                "FP8_AT_ONCE": min(at_once, power_of_two(max(1, p.each))),
+                "FP8_AT_ONCE": min(at_once, power_of_two(p.each)),
                 "FP8_ACROSS": across,
                 "FP8_THREADS": threads,
             },

@@ -9,7 +9,7 @@ from fp8core.problem import Normalize
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int64, Pointer
 from fp8core.runtime.plans import NormalizeNumbers, Plan, arguments
-from fp8core.table import Kernel, Launch, Requirement, Table
+from fp8core.table import Kernel, Launch, Table
 
 THREADS: Final = 256
 VECTORS_IN_FLIGHT: Final = 2
@@ -51,15 +51,11 @@ def plan_normalize(problem: Normalize) -> Plan[NormalizeNumbers]:
     return Plan(NormalizeNumbers, bind)
 
 
-_E4M3: Final = Requirement(
-    lambda p: p.dtype.startswith("float8_e4m3"), "needs float8_e4m3fn or float8_e4m3fnuz, got {p.dtype}"
-)
-
 NORMALIZE: Final = Table(
     "normalize",
     Normalize,
-    Kernel("normalize", (ON_A_GPU, _E4M3), plan_normalize),
-    Kernel("host", (ON_THE_HOST, _E4M3), host.plan_normalize),
+    Kernel("normalize", (ON_A_GPU,), plan_normalize),
+    Kernel("host", (ON_THE_HOST,), host.plan_normalize),
 )
 """fn to fnuz: 0x80 becomes 0x00, 0x7f and 0xff become 0x80, scales double. fnuz to fn: 0x80 becomes 0x7f, 0x7f and
 0xff (±240) become 0x7e and 0xfe (±448), scales halve. All other codes stay the same. One launch converts codes and
