@@ -12,12 +12,12 @@ from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
-from fp8core.torch.dispatched import Offloaded, take_hook
+from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.input_dtypes import CODES
 from fp8core.torch.layers import has_hooks
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
-from fp8core.transformers.grouping import group_experts_, separate_experts_
+from fp8core.transformers.grouping import group_experts_, names_of, put, separate_experts_
 from fp8core.transformers.names import has, transforms_of
 from fp8core.transformers.quantizer import Fp8CoreQuantizer
 from fp8core.transformers.stored import Stored, safetensors_dtype
@@ -57,18 +57,19 @@ def convert_(model: Any) -> tuple[str, ...]:
         ()
     """
     converted: list[str] = []
-    transforms, modules = transforms_of(model), list(model.named_modules())
+    transforms, places = transforms_of(model), names_of(model)
     unstacked: set[str] = set()
     offloaded = Offloaded(model)
-    for name, module in modules:
+    for module, (name, *_) in places.items():
         if not isinstance(module, Linear) and any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
             offloaded.refuse(name, module)
             _refuse_more(name, module)
-    for name, module in modules:
+    for module, names in places.items():
+        name = names[0]
         codes = module._parameters.get("weight")
         stacked = module._parameters.get(DOWN)
         if isinstance(module, nn.Linear) and not isinstance(module, Linear) and _is_fp8(codes):
-            _replace(model, name, module, _linear(name, module))
+            put(model, names, module, _linear(name, module))
             converted.append(name)
         elif stacked is not None and stacked.ndim == 3 and _is_fp8(stacked):
             layout = layout_of(name, transforms)
@@ -81,7 +82,7 @@ def convert_(model: Any) -> tuple[str, ...]:
                     setattr(expert, projection, layer)
                     converted.append(f"{name}.{at}.{projection}")
             unstacked.update(layout.patterns)
-            _replace(model, name, module, experts)
+            put(model, names, module, experts)
     if converted:
         dtype = _dtype(model)
         for name in converted:
@@ -119,26 +120,27 @@ def split_experts_(model: Any) -> tuple[str, ...]:
     split: list[str] = []
     transforms, offloaded = transforms_of(model), Offloaded(model)
     unstacked: set[str] = set()
-    stacks: list[tuple[str, nn.Module, Layout]] = []
-    for name, module in model.named_modules():
+    stacks: list[tuple[list[str], nn.Module, Layout]] = []
+    for module, names in names_of(model).items():
+        name = names[0]
         down = module._parameters.get(DOWN)
         layout = None if down is None or down.ndim != 3 or _is_fp8(down) else layout_of(name, transforms)
         if layout is not None and fits(module, layout):
             offloaded.refuse(name, module)
-            stacks.append((name, module, layout))
+            stacks.append((names, module, layout))
     for name in separate_experts_(model):
         experts: Any = model.get_submodule(name)
         split += [f"{name}.{at}.{part}" for at, one in enumerate(experts) for part, _ in one.named_children()]
-    for name, module, layout in stacks:
+    for names, module, layout in stacks:
         values = dict(module.named_parameters(recurse=False))
         experts = Experts(module, layout)
         for role, parts in _roles(layout):
             for at, expert in enumerate(experts):
                 for part, rows in zip(parts, values[role].detach()[at].chunk(len(parts)), strict=True):
                     expert.get_submodule(part).weight = nn.Parameter(rows, values[role].requires_grad)
-        split += [f"{name}.{at}.{part}" for at in range(len(experts)) for part in (*layout.first, layout.down)]
+        split += [f"{names[0]}.{at}.{part}" for at in range(len(experts)) for part in (*layout.first, layout.down)]
         unstacked.update(layout.patterns)
-        _replace(model, name, module, experts)
+        put(model, names, module, experts)
     _keep_unstacked(model, unstacked)
     return tuple(split)
 
@@ -153,12 +155,6 @@ def _refuse_more(name: str, module: nn.Module) -> None:
         raise CheckpointError(f"model needs layers of FP8 codes and scales, got {what}")
     if has_hooks(module):
         raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
-
-
-def _replace(model: Any, name: str, module: nn.Module, made: nn.Module) -> None:
-    """Put ``made`` in the place of a module, with the hook that accelerate may have put around that module."""
-    take_hook(made, module)
-    model.set_submodule(name, made)
 
 
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -1,6 +1,6 @@
 """Stacks the FP8 layers of experts, so that grouped products run them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -91,16 +91,25 @@ def separate_experts_(model: Any) -> tuple[str, ...]:
 
 def _replaced(model: Any, chosen: Callable[[Any], bool], of: Callable[[Any], nn.Module]) -> tuple[str, ...]:
     """Replace chosen modules of a model in all places that hold them; return the first name of each."""
-    places: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if module in places or chosen(module):
-            places.setdefault(module, []).append(name)
+    places = {module: names for module, names in names_of(model).items() if chosen(module)}
     for module, names in places.items():
-        made = of(module)
-        take_hook(made, module)
-        for name in names:
-            model.set_submodule(name, made)
+        put(model, names, module, of(module))
     return tuple(names[0] for names in places.values())
+
+
+def names_of(model: Any) -> dict[nn.Module, list[str]]:
+    """Return the names of each module of a model, one for every place that holds it."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return names
+
+
+def put(model: Any, names: Sequence[str], module: nn.Module, made: nn.Module) -> None:
+    """Put ``made`` in all places of a module, with the hook that accelerate may have put around that module."""
+    take_hook(made, module)
+    for name in names:
+        model.set_submodule(name, made)
 
 
 def _is_plain(layer: Linear) -> bool:

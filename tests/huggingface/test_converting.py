@@ -229,3 +229,14 @@ def test_what_accelerate_has_offloaded_is_refused_before_anything_is_replaced(ch
     with pytest.raises(DeviceError, match=f"model needs its weights in memory, got {name} offloaded"):
         change(model)
     assert list(model.modules()) == before
+
+
+@pytest.mark.parametrize("change", [convert_, split_experts_])
+def test_what_is_in_two_places_is_replaced_in_both(change):
+    model = random_model("qwen3_moe") if change is split_experts_ else nn.Sequential(of_fbgemm(*channelwise()[:2]))
+    name = "model.layers.0.mlp.experts" if change is split_experts_ else "0"
+    shared = model.get_submodule(name)
+    model.other = nn.ModuleDict({"place": shared})
+    assert change(model)[0].startswith(name)
+    assert model.get_submodule(name) is not shared
+    assert model.other["place"] is model.get_submodule(name)
