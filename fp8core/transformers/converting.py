@@ -14,7 +14,7 @@ from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.input_dtypes import CODES
-from fp8core.torch.layers import has_hooks
+from fp8core.torch.layers import has_hooks, refuse_additions
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.grouping import group_experts_, names_of, put, separate_experts_
@@ -107,7 +107,8 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded experts. No module has been replaced then.
-        LayoutError: a layer of `GroupedExperts` has hooks, which would be lost. No module has been replaced then.
+        LayoutError: experts, or a layer of `GroupedExperts`, have hooks or a forward of their own, which would be lost.
+            No module has been replaced then.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -127,6 +128,7 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         layout = None if down is None or down.ndim != 3 or _is_fp8(down) else layout_of(name, transforms)
         if layout is not None and fits(module, layout):
             offloaded.refuse(name, module)
+            refuse_additions(name, module)
             stacks.append((names, module, layout))
     for name in separate_experts_(model):
         experts: Any = model.get_submodule(name)

@@ -6,12 +6,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from fp8core.errors import LayoutError
 from fp8core.kernels.grouped.args import MOST_GROUPS
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
-from fp8core.torch.layers import has_hooks
+from fp8core.torch.layers import has_hooks, refuse_additions
 from fp8core.transformers.experts import Experts
 from fp8core.transformers.grouped import GroupedExperts
 
@@ -77,15 +76,17 @@ def separate_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded the weights. No module has been replaced then.
-        LayoutError: a stacked layer has hooks, which would be lost. No module has been replaced then.
+        LayoutError: they or a stacked layer have hooks or a forward of their own, which would be lost. No module has
+            been replaced then.
     """
     offloaded = Offloaded(model)
     for name, module in model.named_modules():
-        for stack in module.stacks if isinstance(module, GroupedExperts) else ():
-            layer = module.get_submodule(stack)
-            offloaded.refuse(f"{name}.{stack}", layer)
-            if has_hooks(layer):
-                raise LayoutError(f"model needs layers without hooks, got some on {name}.{stack}: remove them first")
+        if isinstance(module, GroupedExperts):
+            refuse_additions(name, module, own_states=True)
+            for stack in module.stacks:
+                layer = module.get_submodule(stack)
+                offloaded.refuse(f"{name}.{stack}", layer)
+                refuse_additions(f"{name}.{stack}", layer)
     return _replaced(model, lambda module: isinstance(module, GroupedExperts), GroupedExperts.separate)
 
 

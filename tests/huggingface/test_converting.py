@@ -240,3 +240,23 @@ def test_what_is_in_two_places_is_replaced_in_both(change):
     assert change(model)[0].startswith(name)
     assert model.get_submodule(name) is not shared
     assert model.other["place"] is model.get_submodule(name)
+
+
+@pytest.mark.parametrize(
+    ("add", "match"),
+    [
+        (
+            lambda experts: experts.register_forward_hook(lambda *_: None),
+            r"without hooks, got some on \S+\.1\.mlp\.experts",
+        ),
+        (lambda experts: setattr(experts, "forward", print), r"the forward of their class, got another on \S+\.1\.mlp"),
+    ],
+    ids=["hook", "forward"],
+)
+def test_experts_that_would_lose_something_are_not_split(add, match):
+    model = random_model("qwen3_moe")
+    add(model.model.layers[1].mlp.experts)
+    before = list(model.modules())
+    with pytest.raises(LayoutError, match=match):
+        split_experts_(model)
+    assert list(model.modules()) == before

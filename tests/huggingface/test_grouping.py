@@ -101,11 +101,15 @@ def two_mixtures():
 @pytest.mark.parametrize("change", [split_experts_, separate_experts_])
 def test_hooks_and_offloaded_weights_are_refused_before_anything_is_replaced(change):
     accelerate = pytest.importorskip("accelerate")
-    hooked, offloaded = two_mixtures(), two_mixtures()
+    hooked, offloaded, whole, patched = (two_mixtures() for _ in range(4))
     hooked["other"].down.register_forward_hook(lambda *_: None)
+    whole["other"].register_forward_hook(lambda *_: None)
+    patched["other"].forward = lambda *_: None
     accelerate.cpu_offload(offloaded["other"].down, execution_device="cpu")
     for model, error, match in (
         (hooked, LayoutError, r"model needs layers without hooks, got some on other\.down_proj"),
+        (whole, LayoutError, "model needs layers without hooks, got some on other: remove"),
+        (patched, LayoutError, "model needs layers with the forward of their class, got another on other"),
         (offloaded, DeviceError, r"model needs its weights in memory, got other\.down_proj offloaded"),
     ):
         before = list(model.modules())
