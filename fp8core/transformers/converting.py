@@ -44,8 +44,8 @@ def convert_(model: Any) -> tuple[str, ...]:
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
         CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or
             transformers has no conversion that names the projections of stacked experts. Layers before this one have
-            been replaced then. Or a layer has zero points that are not zero, or scales of other quantizations; no layer
-            has been then.
+            been replaced then. Or a layer has zero points that are not zero, or scales of other quantizations, or is an
+            FP8GroupedLinear, which multiplies each group of its channels with another input; no layer has been then.
         LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
             example. No layer has been replaced then.
 
@@ -148,13 +148,16 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
 
 def _refuse_more(name: str, module: nn.Module) -> None:
-    """Refuse an FP8 module whose results are not those of its codes and scales alone, or whose hooks would be lost."""
+    """Refuse an FP8 module that is not one product of its codes and scales, or whose hooks would be lost."""
     held = {**module._parameters, **module._buffers}
     others = (one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS)
     other = next((one for one in others if f".{one}" not in ZERO_POINTS or not _is_zero(held[one])), None)
     if other is not None:
         what = f"{name}.{other}, which is of {OTHERS[f'.{other}']}"
         raise CheckpointError(f"model needs layers of FP8 codes and scales, got {what}")
+    if hasattr(module, "n_groups"):
+        what = f"{name}, a {type(module).__name__} of {module.n_groups}"
+        raise CheckpointError(f"model needs FP8 layers of one product each, got {what}")
     if has_hooks(module):
         raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
 

@@ -130,6 +130,16 @@ def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
     assert list(model.modules()) == before
 
 
+def test_layers_that_are_several_products_are_refused():
+    """A plain layer in the place of one, such as DeepSeek V4 has, would multiply every input with all of its weights."""
+    several = finegrained_fp8.FP8GroupedLinear(128, 256, 2, block_size=(128, 128))
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), several)
+    before = list(model.modules())
+    with pytest.raises(CheckpointError, match="needs FP8 layers of one product each, got 1, a FP8GroupedLinear of 2"):
+        convert_(model)
+    assert list(model.modules()) == before
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_zero_points_of_zero_are_dropped(dtype):
     """compressed-tensors gives them to layers of symmetric schemes, too."""
