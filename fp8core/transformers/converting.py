@@ -17,7 +17,7 @@ from fp8core.torch.input_dtypes import CODES
 from fp8core.torch.layers import has_hooks, refuse_additions
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
-from fp8core.transformers.grouping import group_experts_, names_of, put, separate_experts_
+from fp8core.transformers.grouping import alone, group_experts_, names_of, put, separate_experts_
 from fp8core.transformers.names import has, transforms_of
 from fp8core.transformers.quantizer import Fp8CoreQuantizer
 from fp8core.transformers.stored import Stored, safetensors_dtype
@@ -47,7 +47,7 @@ def convert_(model: Any) -> tuple[str, ...]:
             been replaced then. Or a layer has zero points that are not zero, or scales of other quantizations, or is an
             FP8GroupedLinear, which multiplies each group of its channels with another input; no layer has been then.
         LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
-            example. No layer has been replaced then.
+            example; or model is itself a layer. No layer has been replaced then.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -64,6 +64,8 @@ def convert_(model: Any) -> tuple[str, ...]:
         if not isinstance(module, Linear) and any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
             offloaded.refuse(name, module)
             _refuse_more(name, module)
+            if module is model:
+                raise alone(module)
     for module, names in places.items():
         name = names[0]
         codes = module._parameters.get("weight")
@@ -107,8 +109,8 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded experts. No module has been replaced then.
-        LayoutError: experts, or a layer of `GroupedExperts`, have hooks or a forward of their own, which would be lost.
-            No module has been replaced then.
+        LayoutError: experts, or a layer of `GroupedExperts`, have hooks or a forward of their own, which would be lost;
+            or model is itself `GroupedExperts`. No module has been replaced then.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel

@@ -6,6 +6,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from fp8core.errors import LayoutError
 from fp8core.kernels.grouped.args import MOST_GROUPS
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
@@ -58,6 +59,9 @@ def group_experts_(model: Any) -> tuple[str, ...]:
     Returns:
         The names of the replaced modules.
 
+    Raises:
+        LayoutError: model is itself `Experts`, so that there is no parent to put another module into.
+
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
         >>> from fp8core.torch import quantize_model_
@@ -76,8 +80,8 @@ def separate_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded the weights. No module has been replaced then.
-        LayoutError: they or a stacked layer have hooks or a forward of their own, which would be lost. No module has
-            been replaced then.
+        LayoutError: they or a stacked layer have hooks or a forward of their own, which would be lost; or model is
+            itself `GroupedExperts`. No module has been replaced then.
     """
     offloaded = Offloaded(model)
     for name, module in model.named_modules():
@@ -93,6 +97,8 @@ def separate_experts_(model: Any) -> tuple[str, ...]:
 def _replaced(model: Any, chosen: Callable[[Any], bool], of: Callable[[Any], nn.Module]) -> tuple[str, ...]:
     """Replace chosen modules of a model in all places that hold them; return the first name of each."""
     places = {module: names for module, names in names_of(model).items() if chosen(module)}
+    if model in places:
+        raise alone(model)
     for module, names in places.items():
         put(model, names, module, of(module))
     return tuple(names[0] for names in places.values())
@@ -104,6 +110,11 @@ def names_of(model: Any) -> dict[nn.Module, list[str]]:
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     return names
+
+
+def alone(module: nn.Module) -> LayoutError:
+    """Return the error for a module that is to be replaced but is the model itself."""
+    return LayoutError(f"model needs to hold what is replaced in it, got a {type(module).__name__} alone")
 
 
 def put(model: Any, names: Sequence[str], module: nn.Module, made: nn.Module) -> None:

@@ -130,6 +130,11 @@ def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
     assert list(model.modules()) == before
 
 
+def test_a_layer_alone_is_refused():
+    with pytest.raises(LayoutError, match="model needs to hold what is replaced in it, got a FbgemmFp8Linear alone"):
+        convert_(of_fbgemm(*channelwise()[:2]))
+
+
 def test_layers_that_are_several_products_are_refused():
     """A plain layer in the place of one, such as DeepSeek V4 has, would multiply every input with all of its weights."""
     several = finegrained_fp8.FP8GroupedLinear(128, 256, 2, block_size=(128, 128))

@@ -165,3 +165,12 @@ def test_weights_that_follow_each_other_are_not_copied():
     holder = nn.ModuleDict({"experts": experts})
     assert group_experts_(holder) == ("experts",)
     assert holder["experts"].first.weight.data_ptr() == stacked.data_ptr()
+
+
+@pytest.mark.parametrize(("change", "made"), [(group_experts_, loop), (split_experts_, lambda: grouped(loop()))])
+def test_experts_alone_are_refused_and_stay_as_they_are(change, made):
+    experts = made()
+    before = experts.state_dict()
+    with pytest.raises(LayoutError, match=rf"model needs to hold what is replaced .* {type(experts).__name__} alone"):
+        change(experts)
+    assert experts.state_dict().keys() == before.keys()
