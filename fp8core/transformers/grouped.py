@@ -9,7 +9,7 @@ from transformers.activations import SiLUActivation
 
 from fp8core.ops import moe_permute, moe_unpermute, silu_and_mul_quant
 from fp8core.torch import GroupedLinear, Linear
-from fp8core.torch.aligned import is_read_by_rows
+from fp8core.torch.aligned import by_rows
 from fp8core.torch.gradients import any_derivatives, has_tangent
 from fp8core.torch.input_dtypes import as_autocast
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
@@ -105,7 +105,7 @@ class GroupedExperts(nn.Module):
         first: Any = self.first
         down: Any = self.down
         static = first.input_scale is not None
-        given: Any = as_autocast(x if is_read_by_rows(x.shape, x.stride()) else x.contiguous())
+        given: Any = as_autocast(by_rows(x))
         dtype = given.dtype
         if not static:
             given = first.quantized(given)  # each token once
