@@ -143,6 +143,19 @@ def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtyp
     assert torch.equal(logits(from_pretrained(tmp_path / "changed")), logits(model))
 
 
+def test_a_scale_that_was_removed_is_named(folders, tmp_path):
+    """The file would say that the inputs of every layer have one."""
+    scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
+    static = from_pretrained(folders / "wide", quantization_config=Fp8CoreConfig("static", input_scales=scales))
+    static.save_pretrained(tmp_path / "static")
+    model = from_pretrained(tmp_path / "static")
+    model.model.layers[0].mlp.up_proj.input_scale = None
+    with pytest.raises(
+        CheckpointError, match=r"0\.mlp\.up_proj\.input_scale needs a tensor, as the file has input_scale"
+    ):
+        model.save_pretrained(tmp_path / "removed")
+
+
 @pytest.mark.parametrize("to", ["compressed-tensors", "deepseek", "modelopt"])
 def test_what_accelerate_has_offloaded_is_saved_as_it_was(folders, to, tmp_path):
     accelerate = pytest.importorskip("accelerate")
