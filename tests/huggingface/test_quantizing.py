@@ -223,6 +223,9 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
     for name in ("include", "exclude"):  # a string would be the list of its letters
         with pytest.raises(CheckpointError, match=f"{name} needs a list of patterns, got 'lm_head'"):
             Fp8CoreConfig(**{name: "lm_head"})
+    for asked, got in (("channel", "'channel'"), ({"quant_method": "fp8"}, "that of fp8")):
+        with pytest.raises(CheckpointError, match=f"quantization_config needs an Fp8CoreConfig, got {got}"):
+            from_pretrained(tmp_path / "wide", quantization_config=asked)
     with pytest.raises(CheckpointError, match=r"input_scales needs a mapping of layers to numbers, got \[0\.5\]"):
         Fp8CoreConfig(scheme="static", input_scales=[0.5])
     for name in ("use_fast_accum", "batch_invariant"):
