@@ -42,10 +42,11 @@ def convert_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
-        CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or
-            transformers has no conversion that names the projections of stacked experts. Layers before this one have
-            been replaced then. Or a layer has zero points that are not zero, or scales of other quantizations, or is an
-            FP8GroupedLinear, which multiplies each group of its channels with another input; no layer has been then.
+        CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128, or are by
+            blocks beside a static scale of inputs; or transformers has no conversion that names the projections of
+            stacked experts. Layers before this one have been replaced then. Or a layer has zero points that are not
+            zero, or scales of other quantizations, or is an FP8GroupedLinear, which multiplies each group of its
+            channels with another input; no layer has been then.
         LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
             example; or model is itself a layer. No layer has been replaced then.
 
@@ -241,6 +242,10 @@ def _made(
         what = f"{list(shape)}" if blocks is None else f"{list(shape)} by blocks of {list(blocks)}"
         raise CheckpointError(
             f"{name} needs scales per tensor, per channel or by blocks of 128x128, got {what} for {n}x{k}"
+        )
+    if scheme == "block" and input_scale is not None:
+        raise CheckpointError(
+            f"{name} needs scales per tensor or channel beside {input_scale[0]}, got blocks of 128x128"
         )
     made = Linear(
         k,

@@ -130,6 +130,14 @@ def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
     assert list(model.modules()) == before
 
 
+def test_a_static_scale_beside_scales_of_blocks_is_refused_with_the_layer_s_name():
+    layer = finegrained_fp8.FP8Linear(128, 128, block_size=(128, 128), activation_scheme="static")
+    with pytest.raises(
+        CheckpointError, match="0 needs scales per tensor or channel beside activation_scale, got blocks"
+    ):
+        convert_(nn.Sequential(layer))
+
+
 def test_a_layer_alone_is_refused():
     with pytest.raises(LayoutError, match="model needs to hold what is replaced in it, got a FbgemmFp8Linear alone"):
         convert_(of_fbgemm(*channelwise()[:2]))
