@@ -59,6 +59,12 @@ def exporting() -> bool:
 exporting._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def by_rows(x: Tensor) -> Tensor:
+    """Return an input whose rows products read, or a contiguous copy of it; as it is if calls refuse it in any case."""
+    refused = x.layout != torch.strided or x.is_nested or not x.dim()
+    return x if refused or is_read_by_rows(x.shape, x.stride()) else x.contiguous()
+
+
 def is_read_by_rows(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """Return whether each row is contiguous and all rows, over all leading axes, have one stride."""
     apart = zip(strides[:-2], strides[1:-1], shape[1:-1], strict=True)

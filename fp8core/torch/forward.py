@@ -11,7 +11,7 @@ from fp8core.checkpoint.schemes import SCHEMES
 from fp8core.errors import DTypeError, LayoutError, ScaleError
 from fp8core.ops import Fp8Linear, Quantized, linear
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
-from fp8core.torch.aligned import is_read_by_rows, refuse_gaps_in_exports
+from fp8core.torch.aligned import by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import FrozenLinear, Prepared
 from fp8core.torch.gradients import BothModes, StraightThrough, refuse_vmap
 from fp8core.torch.input_dtypes import (
@@ -118,8 +118,8 @@ class ForwardLinear(FrozenLinear):
         """Return the product by `fp8core.linear`, which torch can trace and which reads parameters of any kind."""
         refuse_codes(x)
         refuse_gaps_in_exports(self.weight)
-        if isinstance(x, Tensor) and x.dim() and not is_read_by_rows(x.shape, x.stride()):
-            x = x.contiguous()
+        if isinstance(x, Tensor):
+            x = by_rows(x)
         made: Tensor = linear(
             x,
             Quantized(self.weight, self.weight_scale, self.weight_group_shape),

@@ -92,7 +92,7 @@ class Frozen(nn.Module):
         """
         self._prepared = None
         weight = state_dict.get(prefix + "weight")
-        if weight is not None and weight.dtype != self.weight.dtype:
+        if isinstance(weight, Tensor) and weight.dtype != self.weight.dtype:
             hint = ": load before quantizing" if dtype_spelling(weight.dtype) in HIGH_PRECISION else ""
             errors.append(f"{prefix}weight needs {self.weight.dtype}, got {weight.dtype}{hint}")
             return

@@ -18,7 +18,7 @@ from fp8core.ops.grouped_mm import layout_of_scales
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
 from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
-from fp8core.torch.aligned import empty_codes, exporting, is_read_by_rows, refuse_gaps_in_exports
+from fp8core.torch.aligned import by_rows, empty_codes, exporting, refuse_gaps_in_exports
 from fp8core.torch.frozen import Frozen
 from fp8core.torch.gradients import GroupedStraightThrough, has_tangent, refuse_vmap
 from fp8core.torch.input_dtypes import any_autocast, as_autocast, expected_dtype, refuse_codes, result_of_codes
@@ -147,10 +147,14 @@ class GroupedLinear(Frozen):
 
         Static scales need ``offs``, or ``group``, the group of each row, where it is known (`group_of_rows`). Rows for
         dynamic scales need neither, and may still be unsorted (`fp8core.moe_permute`).
+
+        Raises:
+            ShapeError: the input has not two axes.
         """
         refuse_codes(x)
-        x = x if is_read_by_rows(x.shape, x.stride()) else x.contiguous()
-        made: Any = quantize(x, **self.quantization(x.shape[0], offs, group))
+        if x.dim() != 2:
+            raise ShapeError(f"input needs two axes [rows, k], got shape {tuple(x.shape)}")
+        made: Any = quantize(by_rows(x), **self.quantization(x.shape[0], offs, group))
         return made  # type: ignore[no-any-return]
 
     def quantization(self, rows: int, offs: Tensor | None = None, group: Tensor | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.selection import Selection, selection
-from fp8core.errors import CheckpointError
+from fp8core.errors import CheckpointError, LayoutError
 from fp8core.interop.names import dtype_spelling
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
@@ -49,6 +49,24 @@ def refused(names: Sequence[str]) -> CheckpointError:
 def has_hooks(layer: nn.Module) -> bool:
     """Return whether a layer has hooks of calls or of states, which a layer in its place would not have."""
     return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
+
+
+def refuse_additions(name: str, module: nn.Module, own_states: bool = False) -> None:
+    """Refuse a module with hooks or a forward of its own, which would be lost with it.
+
+    Args:
+        name: its name in the model.
+        module: a module that is about to be replaced.
+        own_states: whether its class itself registers hooks of states.
+
+    Raises:
+        LayoutError: it has some.
+    """
+    hooks = [one for one, those in vars(module).items() if one.endswith("_hooks") and those]
+    if not all(own_states and "state_dict" in one for one in hooks):
+        raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
+    if has_own_forward(module):
+        raise LayoutError(f"model needs layers with the forward of their class, got another on {name}")
 
 
 def layers_of(model: nn.Module) -> dict[str, list[Place]]:

@@ -13,7 +13,7 @@ from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.grouped import GroupedLinear
 from fp8core.torch.input_dtypes import high_precision
-from fp8core.torch.layers import has_hooks, layers_of, not_finite, refused, replace, sorted_layers
+from fp8core.torch.layers import layers_of, not_finite, refuse_additions, refused, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -123,7 +123,8 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
 
     Raises:
         LayoutError: model is itself a `Linear`, so that there is no parent to put a new layer into; or a layer has
-            hooks, which would be lost; or it holds `GroupedLinear`. No layer has been replaced then.
+            hooks or a forward of its own, which would be lost; or it holds `GroupedLinear`. No layer has been replaced
+            then.
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
         DTypeError: dtype, or that of a layer, is not float32, float16 or bfloat16 of torch. No layer has been
             replaced then.
@@ -144,8 +145,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
         if isinstance(layer, Linear):
             offloaded.refuse(name, layer)
             high_precision(layer.compute_dtype if dtype is None else dtype)
-            if has_hooks(layer):
-                raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
+            refuse_additions(name, layer)
     for name, places in layers.items():
         layer = places[0].layer
         if isinstance(layer, Linear):

@@ -9,7 +9,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from fp8core.checkpoint.schemes import STATIC, scheme_of
 from fp8core.checkpoint.selection import patterns_of
-from fp8core.errors import DeviceError
+from fp8core.core import checks
+from fp8core.errors import CheckpointError, DeviceError
 
 METHOD: Final = "fp8core"
 
@@ -35,7 +36,9 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         quant_method: "fp8core", which transformers writes beside the other fields.
 
     Raises:
-        CheckpointError: scheme is not one of these, or include or exclude is not a list of patterns.
+        CheckpointError: scheme is not one of these, include or exclude is not a list of patterns, or input_scales is
+            not a mapping.
+        DTypeError: use_fast_accum or batch_invariant is not True or False.
 
     Examples:
         >>> from fp8core.transformers import Fp8CoreConfig
@@ -59,9 +62,11 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.scheme = scheme
         self.include = None if include is None else list(patterns_of(include, "include"))
         self.exclude = None if exclude is None else list(patterns_of(exclude, "exclude"))
+        if not isinstance(input_scales, Mapping | None):
+            raise CheckpointError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
         self.input_scales = None if input_scales is None else dict(input_scales)
-        self.use_fast_accum = use_fast_accum
-        self.batch_invariant = batch_invariant
+        self.use_fast_accum = checks.flag(use_fast_accum, "use_fast_accum")
+        self.batch_invariant = checks.flag(batch_invariant, "batch_invariant")
         self.source = None if source is None else dict(source)
 
     @property

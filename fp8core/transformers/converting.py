@@ -12,12 +12,12 @@ from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
-from fp8core.torch.dispatched import Offloaded, take_hook
+from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.input_dtypes import CODES
-from fp8core.torch.layers import has_hooks
+from fp8core.torch.layers import has_hooks, refuse_additions
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
-from fp8core.transformers.grouping import group_experts_, separate_experts_
+from fp8core.transformers.grouping import alone, group_experts_, names_of, put, separate_experts_
 from fp8core.transformers.names import has, transforms_of
 from fp8core.transformers.quantizer import Fp8CoreQuantizer
 from fp8core.transformers.stored import Stored, safetensors_dtype
@@ -42,12 +42,13 @@ def convert_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
-        CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128; or
-            transformers has no conversion that names the projections of stacked experts. Layers before this one have
-            been replaced then. Or a layer has zero points that are not zero, or scales of other quantizations; no layer
-            has been then.
+        CheckpointError: a layer's scales are neither per tensor, nor per channel, nor by blocks of 128x128, or are by
+            blocks beside a static scale of inputs; or transformers has no conversion that names the projections of
+            stacked experts. Layers before this one have been replaced then. Or a layer has zero points that are not
+            zero, or scales of other quantizations, or is an FP8GroupedLinear, which multiplies each group of its
+            channels with another input; no layer has been then.
         LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
-            example. No layer has been replaced then.
+            example; or model is itself a layer. No layer has been replaced then.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -57,18 +58,21 @@ def convert_(model: Any) -> tuple[str, ...]:
         ()
     """
     converted: list[str] = []
-    transforms, modules = transforms_of(model), list(model.named_modules())
+    transforms, places = transforms_of(model), names_of(model)
     unstacked: set[str] = set()
     offloaded = Offloaded(model)
-    for name, module in modules:
+    for module, (name, *_) in places.items():
         if not isinstance(module, Linear) and any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
             offloaded.refuse(name, module)
             _refuse_more(name, module)
-    for name, module in modules:
+            if module is model:
+                raise alone(module)
+    for module, names in places.items():
+        name = names[0]
         codes = module._parameters.get("weight")
         stacked = module._parameters.get(DOWN)
         if isinstance(module, nn.Linear) and not isinstance(module, Linear) and _is_fp8(codes):
-            _replace(model, name, module, _linear(name, module))
+            put(model, names, module, _linear(name, module))
             converted.append(name)
         elif stacked is not None and stacked.ndim == 3 and _is_fp8(stacked):
             layout = layout_of(name, transforms)
@@ -81,7 +85,7 @@ def convert_(model: Any) -> tuple[str, ...]:
                     setattr(expert, projection, layer)
                     converted.append(f"{name}.{at}.{projection}")
             unstacked.update(layout.patterns)
-            _replace(model, name, module, experts)
+            put(model, names, module, experts)
     if converted:
         dtype = _dtype(model)
         for name in converted:
@@ -106,7 +110,8 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded experts. No module has been replaced then.
-        LayoutError: a layer of `GroupedExperts` has hooks, which would be lost. No module has been replaced then.
+        LayoutError: experts, or a layer of `GroupedExperts`, have hooks or a forward of their own, which would be lost;
+            or model is itself `GroupedExperts`. No module has been replaced then.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -119,46 +124,45 @@ def split_experts_(model: Any) -> tuple[str, ...]:
     split: list[str] = []
     transforms, offloaded = transforms_of(model), Offloaded(model)
     unstacked: set[str] = set()
-    stacks: list[tuple[str, nn.Module, Layout]] = []
-    for name, module in model.named_modules():
+    stacks: list[tuple[list[str], nn.Module, Layout]] = []
+    for module, names in names_of(model).items():
+        name = names[0]
         down = module._parameters.get(DOWN)
         layout = None if down is None or down.ndim != 3 or _is_fp8(down) else layout_of(name, transforms)
         if layout is not None and fits(module, layout):
             offloaded.refuse(name, module)
-            stacks.append((name, module, layout))
+            refuse_additions(name, module)
+            stacks.append((names, module, layout))
     for name in separate_experts_(model):
         experts: Any = model.get_submodule(name)
         split += [f"{name}.{at}.{part}" for at, one in enumerate(experts) for part, _ in one.named_children()]
-    for name, module, layout in stacks:
+    for names, module, layout in stacks:
         values = dict(module.named_parameters(recurse=False))
         experts = Experts(module, layout)
         for role, parts in _roles(layout):
             for at, expert in enumerate(experts):
                 for part, rows in zip(parts, values[role].detach()[at].chunk(len(parts)), strict=True):
                     expert.get_submodule(part).weight = nn.Parameter(rows, values[role].requires_grad)
-        split += [f"{name}.{at}.{part}" for at in range(len(experts)) for part in (*layout.first, layout.down)]
+        split += [f"{names[0]}.{at}.{part}" for at in range(len(experts)) for part in (*layout.first, layout.down)]
         unstacked.update(layout.patterns)
-        _replace(model, name, module, experts)
+        put(model, names, module, experts)
     _keep_unstacked(model, unstacked)
     return tuple(split)
 
 
 def _refuse_more(name: str, module: nn.Module) -> None:
-    """Refuse an FP8 module whose results are not those of its codes and scales alone, or whose hooks would be lost."""
+    """Refuse an FP8 module that is not one product of its codes and scales, or whose hooks would be lost."""
     held = {**module._parameters, **module._buffers}
     others = (one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS)
     other = next((one for one in others if f".{one}" not in ZERO_POINTS or not _is_zero(held[one])), None)
     if other is not None:
         what = f"{name}.{other}, which is of {OTHERS[f'.{other}']}"
         raise CheckpointError(f"model needs layers of FP8 codes and scales, got {what}")
+    if hasattr(module, "n_groups"):
+        what = f"{name}, a {type(module).__name__} of {module.n_groups}"
+        raise CheckpointError(f"model needs FP8 layers of one product each, got {what}")
     if has_hooks(module):
         raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
-
-
-def _replace(model: Any, name: str, module: nn.Module, made: nn.Module) -> None:
-    """Put ``made`` in the place of a module, with the hook that accelerate may have put around that module."""
-    take_hook(made, module)
-    model.set_submodule(name, made)
 
 
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -238,6 +242,10 @@ def _made(
         what = f"{list(shape)}" if blocks is None else f"{list(shape)} by blocks of {list(blocks)}"
         raise CheckpointError(
             f"{name} needs scales per tensor, per channel or by blocks of 128x128, got {what} for {n}x{k}"
+        )
+    if scheme == "block" and input_scale is not None:
+        raise CheckpointError(
+            f"{name} needs scales per tensor or channel beside {input_scale[0]}, got blocks of 128x128"
         )
     made = Linear(
         k,

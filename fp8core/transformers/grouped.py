@@ -9,7 +9,7 @@ from transformers.activations import SiLUActivation
 
 from fp8core.ops import moe_permute, moe_unpermute, silu_and_mul_quant
 from fp8core.torch import GroupedLinear, Linear
-from fp8core.torch.aligned import is_read_by_rows
+from fp8core.torch.aligned import by_rows
 from fp8core.torch.gradients import any_derivatives, has_tangent
 from fp8core.torch.input_dtypes import as_autocast
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts
@@ -26,7 +26,7 @@ class GroupedExperts(nn.Module):
     projection of an expert, as `Experts` has.
 
     Args:
-        experts: experts with FP8 layers that are alike (`can_be_grouped`), whose weights are moved here.
+        experts: experts with FP8 layers that are alike (`can_be_grouped`), whose weights become views of those here.
 
     Examples:
         `fp8core.transformers.from_pretrained` makes them of experts in FP8, as `group_experts_` does.
@@ -59,20 +59,24 @@ class GroupedExperts(nn.Module):
         one: Any = experts[0].get_submodule(layout.down)
         self.scheme: str = one.scheme
         for stack, names in self.stacks.items():
-            self.add_module(stack, self._stacked(experts, names))
+            self.add_module(stack, self._stacked(experts, stack, names))
         self.register_state_dict_post_hook(save_apart)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(load_together)  # type: ignore[no-untyped-call]
         self.train(experts.training)
 
-    def _stacked(self, experts: Experts, names: Sequence[str]) -> GroupedLinear:
-        """Take these projections from all experts, so that their memory is free before the next ones are stacked."""
+    def _stacked(self, experts: Experts, stack: str, names: Sequence[str]) -> GroupedLinear:
+        """Stack these projections of all experts, which are views of the stack from then on.
+
+        So their memory is free before the next ones are stacked, and if there is none, the experts are as before.
+        """
         layers: list[list[Any]] = [[expert.get_submodule(name) for name in names] for expert in experts]
-        for at, own in enumerate(layers):
-            for name, layer in zip(names, own, strict=True):
-                self.stored[f"{at}.{name}"] = layer.__dict__.get("stored", {})
-                self.carried |= {f"{at}.{name}.{leaf}": x for leaf, x in layer.named_buffers(recurse=False)}
-                delattr(experts[at], name)
-        return stacked(layers)
+        made = stacked(layers)
+        for part in parts_of({stack: names}, {stack: made}, self.scheme):
+            layer = layers[part.expert][names.index(part.projection)]
+            self.stored[part.name] = layer.__dict__.get("stored", {})
+            self.carried |= {f"{part.name}.{leaf}": x for leaf, x in layer.named_buffers(recurse=False)}
+            part.show(layer, made)
+        return made
 
     @property
     def first(self) -> GroupedLinear:
@@ -88,7 +92,7 @@ class GroupedExperts(nn.Module):
 
     def parts(self) -> Iterator[Part]:
         """Yield the projections of all experts."""
-        return parts_of(self.stacks, self, self.scheme)
+        return parts_of(self.stacks, self._modules, self.scheme)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Return the weighted sums of the experts' results: ``[tokens, hidden]`` in the dtype of the input.
@@ -105,7 +109,7 @@ class GroupedExperts(nn.Module):
         first: Any = self.first
         down: Any = self.down
         static = first.input_scale is not None
-        given: Any = as_autocast(x if is_read_by_rows(x.shape, x.stride()) else x.contiguous())
+        given: Any = as_autocast(by_rows(x))
         dtype = given.dtype
         if not static:
             given = first.quantized(given)  # each token once
@@ -166,8 +170,7 @@ class GroupedExperts(nn.Module):
                 static=stack.input_scale is not None,
                 **options,
             )
-            for role, parameter in stack.named_parameters():
-                setattr(layer, role, nn.Parameter(part.of(role, parameter.detach()), requires_grad=False))
+            part.show(layer, stack)
             if self.stored[part.name]:
                 layer.__dict__["stored"] = self.stored[part.name]
             for name, buffer in self.carried.items():

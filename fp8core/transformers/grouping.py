@@ -1,6 +1,6 @@
 """Stacks the FP8 layers of experts, so that grouped products run them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -11,7 +11,7 @@ from fp8core.kernels.grouped.args import MOST_GROUPS
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
-from fp8core.torch.layers import has_hooks
+from fp8core.torch.layers import has_hooks, refuse_additions
 from fp8core.transformers.experts import Experts
 from fp8core.transformers.grouped import GroupedExperts
 
@@ -59,6 +59,9 @@ def group_experts_(model: Any) -> tuple[str, ...]:
     Returns:
         The names of the replaced modules.
 
+    Raises:
+        LayoutError: model is itself `Experts`, so that there is no parent to put another module into.
+
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
         >>> from fp8core.torch import quantize_model_
@@ -77,30 +80,48 @@ def separate_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         DeviceError: accelerate has offloaded the weights. No module has been replaced then.
-        LayoutError: a stacked layer has hooks, which would be lost. No module has been replaced then.
+        LayoutError: they or a stacked layer have hooks or a forward of their own, which would be lost; or model is
+            itself `GroupedExperts`. No module has been replaced then.
     """
     offloaded = Offloaded(model)
     for name, module in model.named_modules():
-        for stack in module.stacks if isinstance(module, GroupedExperts) else ():
-            layer = module.get_submodule(stack)
-            offloaded.refuse(f"{name}.{stack}", layer)
-            if has_hooks(layer):
-                raise LayoutError(f"model needs layers without hooks, got some on {name}.{stack}: remove them first")
+        if isinstance(module, GroupedExperts):
+            refuse_additions(name, module, own_states=True)
+            for stack in module.stacks:
+                layer = module.get_submodule(stack)
+                offloaded.refuse(f"{name}.{stack}", layer)
+                refuse_additions(f"{name}.{stack}", layer)
     return _replaced(model, lambda module: isinstance(module, GroupedExperts), GroupedExperts.separate)
 
 
 def _replaced(model: Any, chosen: Callable[[Any], bool], of: Callable[[Any], nn.Module]) -> tuple[str, ...]:
     """Replace chosen modules of a model in all places that hold them; return the first name of each."""
-    places: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if module in places or chosen(module):
-            places.setdefault(module, []).append(name)
+    places = {module: names for module, names in names_of(model).items() if chosen(module)}
+    if model in places:
+        raise alone(model)
     for module, names in places.items():
-        made = of(module)
-        take_hook(made, module)
-        for name in names:
-            model.set_submodule(name, made)
+        put(model, names, module, of(module))
     return tuple(names[0] for names in places.values())
+
+
+def names_of(model: Any) -> dict[nn.Module, list[str]]:
+    """Return the names of each module of a model, one for every place that holds it."""
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    return names
+
+
+def alone(module: nn.Module) -> LayoutError:
+    """Return the error for a module that is to be replaced but is the model itself."""
+    return LayoutError(f"model needs to hold what is replaced in it, got a {type(module).__name__} alone")
+
+
+def put(model: Any, names: Sequence[str], module: nn.Module, made: nn.Module) -> None:
+    """Put ``made`` in all places of a module, with the hook that accelerate may have put around that module."""
+    take_hook(made, module)
+    for name in names:
+        model.set_submodule(name, made)
 
 
 def _is_plain(layer: Linear) -> bool:

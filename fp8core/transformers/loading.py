@@ -41,9 +41,10 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
 
     Raises:
         DeviceError: layers are to be spread over processes, or offloaded.
-        CheckpointError: quantization_config is given for a quantized checkpoint; a quantized weight is not FP8, or no
-            layer supports its scales; a scale is NaN, infinite, zero or negative; the model has no linear layer for an
-            FP8 weight; a weight to be quantized holds NaN or infinities; or a file cannot be read.
+        CheckpointError: quantization_config is no `Fp8CoreConfig`, or is given for a quantized checkpoint; a quantized
+            weight is not FP8, or no layer supports its scales; a scale is NaN, infinite, zero or negative; the model
+            has no linear layer for an FP8 weight; a weight to be quantized holds NaN or infinities; or a file cannot be
+            read.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -61,6 +62,10 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
     if spread:
         raise spread_over_processes(spread[0])
     asked = kwargs.pop("quantization_config", None)
+    wanted = asked.get("quant_method") if isinstance(asked, Mapping) else getattr(asked, "quant_method", None)
+    if asked is not None and wanted != METHOD:
+        got = repr(asked) if wanted is None else f"that of {wanted}"
+        raise CheckpointError(f"quantization_config needs an Fp8CoreConfig, got {got}")
     config = kwargs.pop("config", None)
     if isinstance(config, PreTrainedConfig):
         config = _in_charge(copy.deepcopy(config), path, kwargs)

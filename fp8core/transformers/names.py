@@ -35,6 +35,7 @@ class Names:
         self._order = {pattern: at for one in self._converters for at, pattern in enumerate(one.source_patterns)}
         self.parameters: dict[str, Any] = model.state_dict()
         self._prefix = model.base_model_prefix
+        self._tied: dict[str, str] = model.all_tied_weights_keys
 
     def of(self, key: str) -> Named:
         """Return the parameter that a checkpoint's tensor becomes."""
@@ -48,6 +49,19 @@ class Names:
     def of_all(self, keys: Iterable[str]) -> dict[str, Named]:
         """Return the parameters that tensors become, by tensor name, in the order in which transformers loads them."""
         return {key: self.of(key) for key in sorted(keys, key=dot_natural_key)}
+
+    def shared(self, keys: Iterable[str]) -> dict[str, str]:
+        """Return the parameters among these tensors that the model also puts in place of absent ones; one for each."""
+        present = {self.of(key).name for key in keys}
+        groups: dict[str, list[str]] = {}
+        for name, source in self._tied.items():
+            groups.setdefault(source, [source]).append(name)
+        found: dict[str, str] = {}
+        for names in groups.values():
+            absent = next((name for name in names if name not in present), None)
+            if absent is not None:
+                found |= {name: absent for name in names if name in present}
+        return found
 
 
 def transforms_of(model: Any) -> list[Any]:

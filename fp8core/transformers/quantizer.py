@@ -103,13 +103,13 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         weights = {layer.weight.name: layer for layer in checkpoint.layers.values()}
         unstack_experts(model, checkpoint.all_tensors)
         names = self._names(model, checkpoint.all_tensors, set(weights))
-        modules = dict(model.named_modules())
+        modules, shared = dict(model.named_modules()), names.shared(checkpoint.all_tensors)
         for key, layer in weights.items():
             named = names.of(key)
             if named.pattern is None and named.name not in names.parameters:
                 continue  # the model has no such parameter, which transformers reports
             place = named.name.removesuffix(WEIGHT)
-            what = _other_than_linear(named, modules)
+            what = _other_than_linear(named, modules, shared)
             if what is not None:
                 hint = "fp8core convert rewrites it as bfloat16"
                 if layer.experts is not None:
@@ -147,13 +147,13 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
                 refuse(plan)
             if names is None:
                 names = self._names(model, present, set(wanted))
-                modules = dict(model.named_modules())
+                modules, shared = dict(model.named_modules()), names.shared(present)
             found = {key: names.of(key) for key in wanted if key in present}
             unable = {
                 wanted[key]: got
                 for key, named in found.items()
                 if (named.pattern is not None or named.name in names.parameters)
-                and (got := _other_than_linear(named, modules)) is not None
+                and (got := _other_than_linear(named, modules, shared)) is not None
             }
             if not unable:
                 break
@@ -259,11 +259,13 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
 
-def _other_than_linear(named: Named, modules: Mapping[str, nn.Module]) -> str | None:
+def _other_than_linear(named: Named, modules: Mapping[str, nn.Module], shared: Mapping[str, str]) -> str | None:
     """Return what a model has for a weight of the checkpoint in place of a linear layer of its own, or None."""
     if named.pattern is not None:
         return "one joined with others or split"
     module = modules.get(named.name.removesuffix(WEIGHT))
+    if named.name in shared:
+        return f"one that shares its weight with {shared[named.name].removesuffix(WEIGHT)}"
     if type(module) is nn.Linear:
         return None
     return "a parameter" if module is None else f"a {type(module).__name__}"

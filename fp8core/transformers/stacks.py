@@ -1,6 +1,6 @@
 """Stacked projections of experts, and their state, which has a tensor for each projection of an expert."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,11 @@ class Part(NamedTuple):
             return stacked[self.expert, self.begin, :1]
         size = BLOCK_128[0] if role == "weight_scale" and self.scheme == "block" else 1
         return stacked[self.expert, self.begin // size : -(-self.end // size)]
+
+    def show(self, layer: nn.Module, stacked: GroupedLinear) -> None:
+        """Make the parameters of a layer views of those of a stack."""
+        for role, parameter in stacked.named_parameters():
+            setattr(layer, role, nn.Parameter(self.of(role, parameter.detach()), requires_grad=False))
 
     def fill(self, role: str, stacked: Tensor, value: Tensor) -> str | None:
         """Copy a value to its place in a stacked parameter; return what is wrong with it, or None."""
@@ -92,16 +97,16 @@ def _one_after_the_other(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat([part.view(torch.uint8) for part in parts]).view(parts[0].dtype)
 
 
-def parts_of(stacks: dict[str, tuple[str, ...]], layers: Any, scheme: str) -> Iterator[Part]:
+def parts_of(stacks: Mapping[str, Sequence[str]], layers: Mapping[str, Any], scheme: str) -> Iterator[Part]:
     """Yield the projections of all experts.
 
     Args:
         stacks: the names of the stacked projections, each with those of an expert's projections in it.
-        layers: the module that holds `GroupedLinear` of these names.
+        layers: the `GroupedLinear` of these names.
         scheme: the scheme of the projections' scales.
     """
     for stack, names in stacks.items():
-        layer: GroupedLinear = layers.get_submodule(stack)
+        layer: GroupedLinear = layers[stack]
         rows = layer.out_features // len(names)
         for expert in range(layer.groups):
             for at, name in enumerate(names):

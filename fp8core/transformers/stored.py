@@ -186,7 +186,7 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
     """Return a model's state with scales in the form of the files they were loaded from; None if there are none.
 
     Raises:
-        CheckpointError: a scale has changed since loading, and the file's form cannot hold it.
+        CheckpointError: a scale has been removed since loading; or it has changed, and the file's form cannot hold it.
     """
     forms: dict[str, dict[str, Stored]] = {}
     for name, module in model.named_modules():
@@ -199,7 +199,9 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
     state = model.state_dict()
     for name, stored in forms.items():
         for role, one in stored.items():
-            scale = state.pop(f"{name}.{role}")
+            scale = state.pop(f"{name}.{role}", None)
+            if scale is None:
+                raise CheckpointError(f"{name}.{role} needs a tensor, as the file has {one.name}, got none")
             kept = offloaded_value(model, f"{name}.{role}") if scale.is_meta else None
             made = one.kept(scale if kept is None else kept)
             if made is None:

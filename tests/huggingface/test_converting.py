@@ -130,6 +130,29 @@ def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
     assert list(model.modules()) == before
 
 
+def test_a_static_scale_beside_scales_of_blocks_is_refused_with_the_layer_s_name():
+    layer = finegrained_fp8.FP8Linear(128, 128, block_size=(128, 128), activation_scheme="static")
+    with pytest.raises(
+        CheckpointError, match="0 needs scales per tensor or channel beside activation_scale, got blocks"
+    ):
+        convert_(nn.Sequential(layer))
+
+
+def test_a_layer_alone_is_refused():
+    with pytest.raises(LayoutError, match="model needs to hold what is replaced in it, got a FbgemmFp8Linear alone"):
+        convert_(of_fbgemm(*channelwise()[:2]))
+
+
+def test_layers_that_are_several_products_are_refused():
+    """A plain layer in the place of one, such as DeepSeek V4 has, would multiply every input with all of its weights."""
+    several = finegrained_fp8.FP8GroupedLinear(128, 256, 2, block_size=(128, 128))
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), several)
+    before = list(model.modules())
+    with pytest.raises(CheckpointError, match="needs FP8 layers of one product each, got 1, a FP8GroupedLinear of 2"):
+        convert_(model)
+    assert list(model.modules()) == before
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_zero_points_of_zero_are_dropped(dtype):
     """compressed-tensors gives them to layers of symmetric schemes, too."""
@@ -228,4 +251,35 @@ def test_what_accelerate_has_offloaded_is_refused_before_anything_is_replaced(ch
     before = list(model.modules())
     with pytest.raises(DeviceError, match=f"model needs its weights in memory, got {name} offloaded"):
         change(model)
+    assert list(model.modules()) == before
+
+
+@pytest.mark.parametrize("change", [convert_, split_experts_])
+def test_what_is_in_two_places_is_replaced_in_both(change):
+    model = random_model("qwen3_moe") if change is split_experts_ else nn.Sequential(of_fbgemm(*channelwise()[:2]))
+    name = "model.layers.0.mlp.experts" if change is split_experts_ else "0"
+    shared = model.get_submodule(name)
+    model.other = nn.ModuleDict({"place": shared})
+    assert change(model)[0].startswith(name)
+    assert model.get_submodule(name) is not shared
+    assert model.other["place"] is model.get_submodule(name)
+
+
+@pytest.mark.parametrize(
+    ("add", "match"),
+    [
+        (
+            lambda experts: experts.register_forward_hook(lambda *_: None),
+            r"without hooks, got some on \S+\.1\.mlp\.experts",
+        ),
+        (lambda experts: setattr(experts, "forward", print), r"the forward of their class, got another on \S+\.1\.mlp"),
+    ],
+    ids=["hook", "forward"],
+)
+def test_experts_that_would_lose_something_are_not_split(add, match):
+    model = random_model("qwen3_moe")
+    add(model.model.layers[1].mlp.experts)
+    before = list(model.modules())
+    with pytest.raises(LayoutError, match=match):
+        split_experts_(model)
     assert list(model.modules()) == before

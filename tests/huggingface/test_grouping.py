@@ -9,7 +9,8 @@ from torch import nn  # noqa: E402 - after the skips
 
 from fp8core.errors import DeviceError, LayoutError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Experts, GroupedExperts, group_experts_, split_experts_  # noqa: E402
+from fp8core.transformers import Experts, GroupedExperts, group_experts_, split_experts_, stacks  # noqa: E402
+from fp8core.transformers import grouped as grouped_experts  # noqa: E402
 from fp8core.transformers.grouping import separate_experts_  # noqa: E402
 from huggingface.cases import logits, random_model  # noqa: E402
 from huggingface.test_experts import Plain, routed  # noqa: E402
@@ -101,11 +102,15 @@ def two_mixtures():
 @pytest.mark.parametrize("change", [split_experts_, separate_experts_])
 def test_hooks_and_offloaded_weights_are_refused_before_anything_is_replaced(change):
     accelerate = pytest.importorskip("accelerate")
-    hooked, offloaded = two_mixtures(), two_mixtures()
+    hooked, offloaded, whole, patched = (two_mixtures() for _ in range(4))
     hooked["other"].down.register_forward_hook(lambda *_: None)
+    whole["other"].register_forward_hook(lambda *_: None)
+    patched["other"].forward = lambda *_: None
     accelerate.cpu_offload(offloaded["other"].down, execution_device="cpu")
     for model, error, match in (
         (hooked, LayoutError, r"model needs layers without hooks, got some on other\.down_proj"),
+        (whole, LayoutError, "model needs layers without hooks, got some on other: remove"),
+        (patched, LayoutError, "model needs layers with the forward of their class, got another on other"),
         (offloaded, DeviceError, r"model needs its weights in memory, got other\.down_proj offloaded"),
     ):
         before = list(model.modules())
@@ -161,3 +166,40 @@ def test_weights_that_follow_each_other_are_not_copied():
     holder = nn.ModuleDict({"experts": experts})
     assert group_experts_(holder) == ("experts",)
     assert holder["experts"].first.weight.data_ptr() == stacked.data_ptr()
+
+
+@pytest.mark.parametrize(("change", "made"), [(group_experts_, loop), (split_experts_, lambda: grouped(loop()))])
+def test_experts_alone_are_refused_and_stay_as_they_are(change, made):
+    experts = made()
+    before = experts.state_dict()
+    with pytest.raises(LayoutError, match=rf"model needs to hold what is replaced .* {type(experts).__name__} alone"):
+        change(experts)
+    assert experts.state_dict().keys() == before.keys()
+
+
+@pytest.mark.parametrize(("scheme", "static"), [("channel", True), ("tensor", False), ("block", False)])
+@pytest.mark.parametrize("failing", [1, 2])
+def test_experts_are_as_before_if_there_is_no_memory_to_stack_them(scheme, static, failing, monkeypatch):
+    holder = nn.ModuleDict({"experts": loop(scheme=scheme, static=static)})
+    x, index, weights = routed(6, hidden=HIDDEN)
+    with torch.no_grad():
+        wanted = holder["experts"](x, index, weights)
+    calls = []
+
+    def stacked(layers):
+        calls.append(layers)
+        if len(calls) == failing:
+            raise torch.OutOfMemoryError
+        return stacks.stacked(layers)
+
+    monkeypatch.setattr(grouped_experts, "stacked", stacked)
+    with pytest.raises(torch.OutOfMemoryError):
+        group_experts_(holder)
+    monkeypatch.undo()
+    assert type(holder["experts"]) is Experts
+    with torch.no_grad():
+        assert torch.equal(holder["experts"](x, index, weights), wanted)
+    assert group_experts_(holder) == ("experts",)
+    with torch.no_grad():
+        again = grouped(loop(scheme=scheme, static=static))
+        assert torch.equal(holder["experts"](x, index, weights), again(x, index, weights))

@@ -10,7 +10,7 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import save_file  # noqa: E402 - after the skips
 
-from fp8core.checkpoint import convert_checkpoint  # noqa: E402
+from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint  # noqa: E402
 from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Fp8CoreConfig, Fp8CoreQuantizer, config_for, from_pretrained  # noqa: E402
@@ -143,6 +143,19 @@ def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtyp
     assert torch.equal(logits(from_pretrained(tmp_path / "changed")), logits(model))
 
 
+def test_a_scale_that_was_removed_is_named(folders, tmp_path):
+    """The file would say that the inputs of every layer have one."""
+    scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
+    static = from_pretrained(folders / "wide", quantization_config=Fp8CoreConfig("static", input_scales=scales))
+    static.save_pretrained(tmp_path / "static")
+    model = from_pretrained(tmp_path / "static")
+    model.model.layers[0].mlp.up_proj.input_scale = None
+    with pytest.raises(
+        CheckpointError, match=r"0\.mlp\.up_proj\.input_scale needs a tensor, as the file has input_scale"
+    ):
+        model.save_pretrained(tmp_path / "removed")
+
+
 @pytest.mark.parametrize("to", ["compressed-tensors", "deepseek", "modelopt"])
 def test_what_accelerate_has_offloaded_is_saved_as_it_was(folders, to, tmp_path):
     accelerate = pytest.importorskip("accelerate")
@@ -171,3 +184,35 @@ def test_a_configuration_of_modelopt_that_says_nothing_is_named(folders, tmp_pat
     (tmp_path / "in" / "hf_quant_config.json").write_text(content)
     with pytest.raises(CheckpointError, match=words):
         from_pretrained(tmp_path / "in")
+
+
+class Shared(transformers.LlamaForCausalLM):
+    """Two layers of it have the same projection."""
+
+    _tied_weights_keys = {"model.layers.1.mlp.down_proj.weight": "model.layers.0.mlp.down_proj.weight"}  # noqa: RUF012
+
+
+def test_layers_that_share_a_weight(folders, tmp_path):
+    """transformers puts the loaded weight into the other layer, which has no scale for FP8 codes."""
+    tied = {"tie_word_embeddings": True}  # otherwise transformers ties nothing
+    model = Shared.from_pretrained(folders / "wide", **tied)
+    shared = model.model.layers[0].mlp.down_proj.weight
+    model.model.layers[1].mlp.down_proj.weight = shared
+    model.save_pretrained(tmp_path / "wide")
+    assert "model.layers.1.mlp.down_proj.weight" not in tensors_of(tmp_path / "wide")
+    words = r"0\.mlp\.down_proj stays unquantized: .* one that shares its weight with model\.layers\.1\.mlp\.down_proj for it"
+    with pytest.warns(RuntimeWarning, match=words):
+        found = from_pretrained(tmp_path / "wide", Shared)
+    first, second = (layer.mlp.down_proj for layer in found.model.layers)
+    assert type(first) is type(second) is torch.nn.Linear
+    assert first.weight is second.weight
+    assert torch.equal(first.weight, shared)
+    assert type(found.model.layers[1].mlp.up_proj) is Linear
+    logits(found)
+
+    quantize_checkpoint(tmp_path / "wide", tmp_path / "fp8")
+    with pytest.raises(CheckpointError, match=r"0\.mlp\.down_proj\.weight needs a linear layer of its own .* shares"):
+        from_pretrained(tmp_path / "fp8", Shared)
+    own = from_pretrained(folders / "fp8", Shared, **tied)  # both layers are stored
+    assert type(own.model.layers[1].mlp.down_proj) is Linear
+    assert torch.equal(logits(own), logits(from_pretrained(folders / "fp8")))

@@ -223,6 +223,14 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
     for name in ("include", "exclude"):  # a string would be the list of its letters
         with pytest.raises(CheckpointError, match=f"{name} needs a list of patterns, got 'lm_head'"):
             Fp8CoreConfig(**{name: "lm_head"})
+    for asked, got in (("channel", "'channel'"), ({"quant_method": "fp8"}, "that of fp8")):
+        with pytest.raises(CheckpointError, match=f"quantization_config needs an Fp8CoreConfig, got {got}"):
+            from_pretrained(tmp_path / "wide", quantization_config=asked)
+    with pytest.raises(CheckpointError, match=r"input_scales needs a mapping of layers to numbers, got \[0\.5\]"):
+        Fp8CoreConfig(scheme="static", input_scales=[0.5])
+    for name in ("use_fast_accum", "batch_invariant"):
+        with pytest.raises(DTypeError, match=f"{name} needs True or False, got 'no'"):
+            Fp8CoreConfig(**{name: "no"})
     with pytest.raises(CheckpointError, match="scheme static needs input_scales"):
         from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(scheme="static"))
     with pytest.raises(CheckpointError, match=r"matches none; '\*down_proj' matches 2"):

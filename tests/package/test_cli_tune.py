@@ -51,6 +51,13 @@ def test_shapes_are_tuned_told_and_kept(fp8core_, tmp_path):
     assert [(one.m, one.n, one.k) for one in load_tunings(out)] == [(96, 512, 1024), (97, 512, 1024), (96, 512, 2048)]
 
 
+def test_a_product_that_no_candidate_could_compute_is_shown(fp8core_, monkeypatch):
+    monkeypatch.setattr(timing, "times", lambda _, launches: [float("inf")] * len(launches))
+    code, said, log = fp8core_("tune", "--shapes", "96x512x1024")
+    assert (code, "1/1 96x512x1024: cublaslt: inf us" in log) == (0, True), log
+    assert rows(said)[0] == ["96x512x1024", "row x row", "cublaslt", "inf", "cublaslt", "inf", "0.0%"]
+
+
 def test_what_the_file_has_is_not_tuned_again(fp8core_, tmp_path):
     arguments = "tune", "--shapes", "96,97x512x1024"
     assert fp8core_(*arguments)[0] == 0

@@ -205,7 +205,7 @@ def test_dequantize_model_gives_linear_layers_back():
     assert made.again is made.second
 
 
-def test_the_way_back_loses_no_hooks():
+def test_the_way_back_loses_no_hooks_and_no_forward():
     made = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16))
     quantize_model_(made)
     hook = made[1].register_state_dict_post_hook(ignore)
@@ -213,6 +213,11 @@ def test_the_way_back_loses_no_hooks():
         dequantize_model_(made)
     assert isinstance(made[0], Linear)
     hook.remove()
+    made[1].forward = ignore
+    with pytest.raises(LayoutError, match="model needs layers with the forward of their class, got another on 1"):
+        dequantize_model_(made)
+    assert isinstance(made[0], Linear)
+    del made[1].forward
     assert dequantize_model_(made) == ("0", "1")
 
 

@@ -35,10 +35,11 @@ def test_codes_of_another_kind_and_integers_as_scales_are_refused(name, wrong, w
     assert {key: bits(tensor) for key, tensor in layer.state_dict().items()} == before
 
 
-def test_a_scale_that_is_no_tensor_is_refused_in_the_words_of_torch():
+@pytest.mark.parametrize("name", ["weight", "weight_scale"])
+def test_what_is_no_tensor_is_refused_in_the_words_of_torch(name):
     layer = quantized("channel", None)
     state = layer.state_dict()
-    state["weight_scale"] = state["weight_scale"].numpy()
+    state[name] = state[name].tolist()
     with pytest.raises(RuntimeError, match=r"expected torch\.Tensor or Tensor-like object"):
         layer.load_state_dict(state)
 
