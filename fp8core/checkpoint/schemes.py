@@ -1,13 +1,14 @@
 """The schemes that checkpoints are quantized with, and their description in config.json."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fp8core.checkpoint.kinds import is_router, mixtures_of, numbered, tower_of
 from fp8core.checkpoint.naming import WEIGHT, module_of
+from fp8core.checkpoint.renames import renamed
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
@@ -85,6 +86,7 @@ def quantization_config(
       are not stored, and heads of a task are new;
     - one beside the name of each layer, and one in place of the names of a tower's modules: transformers gives modules
       other prefixes than checkpoints do;
+    - one for each other name that transformers may give to a layer (`fp8core.checkpoint.renames`);
     - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
     - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
       to w3.
@@ -97,7 +99,7 @@ def quantization_config(
     fp8 = set(quantized)
     ignore: set[str] = {"lm_head"} - fp8
     mixed = {tower_of(module) for module in fp8}
-    tails = {_from_its_layer(module) for module in fp8}
+    endings = {ending for module in fp8 for name in (module, *renamed(module)) for ending in _endings(name)}
     leaves = {module.rpartition(".")[2] for module in fp8}
     joined = {_experts_of(module) for module in fp8}
     kept = tuple(kept)
@@ -119,9 +121,12 @@ def quantization_config(
             ignore.add(name)
             if is_router(name) and leaves.isdisjoint(_ROUTERS):
                 ignore.add(ROUTERS)
-            tail = _from_its_layer(name)
-            if tail is not None and tail not in tails:
-                ignore.add(rf"re:(.*\.)?{re.escape(tail)}$")
+            for other in (name, *renamed(name)):
+                tail = _from_its_layer(other)
+                if tail is not None and tail not in endings:
+                    ignore.add(rf"re:(.*\.)?{re.escape(tail)}$")
+                elif other not in endings:
+                    ignore.add(other)
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
         "quant_method": "compressed-tensors",
@@ -144,6 +149,13 @@ def _experts_of(module: str) -> str | None:
     """Return the name of the experts' module that a module is in, or None."""
     before, found, _ = f"{module}.".partition(".experts.")
     return f"{before}.experts" if found else None
+
+
+def _endings(module: str) -> Iterator[str]:
+    """Yield a module's name, and what is left of it from each numbered layer on."""
+    yield module
+    parts = module.split(".")
+    yield from (".".join(parts[at:]) for at, number in enumerate(parts[1:]) if number.isdigit())
 
 
 def _from_its_layer(module: str) -> str | None:

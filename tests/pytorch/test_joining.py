@@ -180,8 +180,11 @@ def test_the_operator_gives_the_bits_of_the_layers_wherever_their_memory_is(shap
     assert bits(made) == bits(torch.cat([layer(x) for layer in layers], -1))
     layers[1].weight_scale.mul_(2)  # in place: what is kept of the memory is not of its values
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
-    layers[1].weight_scale = nn.Parameter(layers[1].weight_scale.clone(), requires_grad=False)  # elsewhere now
-    assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+    for name in ("weight", "weight_scale"):  # each alone elsewhere
+        setattr(layers[1], name, nn.Parameter(getattr(layers[1], name).clone(), requires_grad=False))
+        assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+        if not apart:
+            join_(model)
     for layer in layers:
         layer.weight = nn.Parameter(layer.weight.detach().view(torch.uint8).clone().view(layer.weight.dtype), False)
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
