@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402 - after the skips
 
 from fp8core.errors import DeviceError, LayoutError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Experts, GroupedExperts, group_experts_, split_experts_  # noqa: E402
+from fp8core.transformers import Experts, GroupedExperts, group_experts_, grouping, split_experts_  # noqa: E402
 from fp8core.transformers.grouping import separate_experts_  # noqa: E402
 from huggingface.cases import logits, random_model  # noqa: E402
 from huggingface.test_experts import Plain, routed  # noqa: E402
@@ -161,3 +161,10 @@ def test_weights_that_follow_each_other_are_not_copied():
     holder = nn.ModuleDict({"experts": experts})
     assert group_experts_(holder) == ("experts",)
     assert holder["experts"].first.weight.data_ptr() == stacked.data_ptr()
+
+
+def test_more_experts_than_a_grouped_product_takes_stay_apart(monkeypatch):
+    experts = loop()
+    assert grouping.can_be_grouped(experts)
+    monkeypatch.setattr(grouping, "MOST_GROUPS", len(experts) - 1)
+    assert not grouping.can_be_grouped(experts)

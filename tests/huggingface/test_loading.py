@@ -73,7 +73,7 @@ def test_a_folder_in_the_folder(folders, name, tmp_path):
 
 
 @both
-@pytest.mark.parametrize("spread", [{"tp_plan": "auto"}, {"tp_size": 2}])
+@pytest.mark.parametrize("spread", [{"tp_plan": "auto"}, {"tp_size": 2}, {"device_mesh": object()}])
 def test_layers_are_not_spread_over_processes(folders, name, spread):
     with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {next(iter(spread))}"):
         from_pretrained(folders / name, **spread)

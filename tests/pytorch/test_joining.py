@@ -190,6 +190,12 @@ def test_the_operator_gives_the_bits_of_the_layers_wherever_their_memory_is(shap
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
 
 
+def test_results_of_the_operator_never_require_gradients():
+    """As those of calls do not: the operator has none."""
+    model, x = Holder((128, K), (256, K)), wide(3, K).requires_grad_()
+    assert not LINEAR_JOINED(*arguments(list(model.children()), x)).requires_grad
+
+
 def test_the_operator_reads_the_same_memory_as_the_weights_do():
     model, x = Holder((128, K), (128, K)), wide(3, K)
     join_(model)
