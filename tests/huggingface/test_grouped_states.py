@@ -53,10 +53,13 @@ def test_states_that_do_not_fit():
         RuntimeError, match=r"1\.up_proj\.weight needs torch\.float8_e4m3fn\[256, 128\], got torch\.float32"
     ):
         ours.load_state_dict({**state, "1.up_proj.weight": wide})
-    with pytest.raises(
-        RuntimeError, match=r"0\.down_proj\.weight_scale needs torch\.float32\[128, 1\], got torch\.int64"
+    for scale, got in (
+        (torch.ones(128, 1, dtype=torch.int64), r"torch\.int64\[128, 1\]"),
+        (torch.ones(1, 1), r"torch\.float32\[1, 1\]"),
     ):
-        ours.load_state_dict({**state, "0.down_proj.weight_scale": torch.ones(128, 1, dtype=torch.int64)})
+        said = rf"0\.down_proj\.weight_scale needs torch\.float32\[128, 1\], got {got}"
+        with pytest.raises(RuntimeError, match=said):
+            ours.load_state_dict({**state, "0.down_proj.weight_scale": scale})
     assert [name for name, value in state.items() if not same(ours.state_dict()[name], value)] == []
 
 

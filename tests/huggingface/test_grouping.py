@@ -32,6 +32,10 @@ def one_accurate(experts):
     experts[1].down_proj.use_fast_accum = False
 
 
+def one_of_another_dtype(experts):
+    experts[1].down_proj.compute_dtype = torch.float16
+
+
 def one_wide(experts):
     experts[0].up_proj = nn.Linear(HIDDEN, INNER, bias=False)
 
@@ -73,6 +77,7 @@ def all_hooked(experts):
         one_dynamic,
         one_invariant,
         one_accurate,
+        one_of_another_dtype,
         one_wide,
         one_hooked,
         one_expert_hooked,

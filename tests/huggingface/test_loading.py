@@ -46,6 +46,9 @@ def test_arguments_of_the_configuration_change_it(folders, name):
 @pytest.mark.parametrize("dtype", [torch.float16, "float16", "auto", None])
 def test_the_dtype_is_the_model_s(folders, dtype):
     for name in ("wide", "fp8"):
+        asked = {} if dtype is None else {"dtype": dtype}
+        wanted = transformers.AutoConfig.from_pretrained(folders / name, **{} if dtype == "auto" else asked)
+        assert config_for(folders / name, **asked).dtype == wanted.dtype
         model = from_pretrained(folders / name, dtype=dtype)
         assert model.dtype == (torch.float16 if dtype in (torch.float16, "float16") else torch.bfloat16)
         assert is_fp8(model)
