@@ -1,13 +1,14 @@
 """The schemes that checkpoints are quantized with, and their description in config.json."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fp8core.checkpoint.kinds import is_router, modules_with_routers, numbered, tower_of
 from fp8core.checkpoint.naming import WEIGHT, module_of
+from fp8core.checkpoint.renames import renamed
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
@@ -110,6 +111,7 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -
       are not stored, and heads of a task are new;
     - one beside the name of each layer, and one in place of the names of a tower's modules: transformers gives modules
       other prefixes than checkpoints do;
+    - one for each other name that transformers may give to a layer (`fp8core.checkpoint.renames`);
     - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
     - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
       to w3.
@@ -117,7 +119,8 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -
     None of them may match an FP8 layer.
     """
     fp8_towers, fp8_mixtures = {tower_of(module) for module in fp8}, {_experts_of(module) for module in fp8}
-    fp8_names, fp8_ends = {_from_its_layer(module) for module in fp8}, {module.rpartition(".")[2] for module in fp8}
+    fp8_names = {ending for module in fp8 for name in (module, *renamed(module)) for ending in _endings(name)}
+    fp8_leaves = {module.rpartition(".")[2] for module in fp8}
     with_routers = modules_with_routers(module_of(tensor) for tensor, _ in kept)
     ignored = {"lm_head"} - fp8
     layers_only = all(numbered(module) for module in fp8)
@@ -137,11 +140,14 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -
             ignored.add(rf"re:{re.escape(experts)}(\..*)?$")
         elif is_weight:
             ignored.add(name)
-            if is_router(name) and fp8_ends.isdisjoint(_ROUTERS):
+            if is_router(name) and fp8_leaves.isdisjoint(_ROUTERS):
                 ignored.add(ROUTERS)
-            from_layer = _from_its_layer(name)
-            if from_layer is not None and from_layer not in fp8_names:
-                ignored.add(rf"re:(.*\.)?{re.escape(from_layer)}$")
+            for other in (name, *renamed(name)):
+                from_layer = _from_its_layer(other)
+                if from_layer is not None and from_layer not in fp8_names:
+                    ignored.add(rf"re:(.*\.)?{re.escape(from_layer)}$")
+                elif other not in fp8_names:
+                    ignored.add(other)
     return ignored
 
 
@@ -149,6 +155,13 @@ def _experts_of(module: str) -> str | None:
     """Return the name of the experts' module that a module is in, or None."""
     before, found, _ = f"{module}.".partition(".experts.")
     return f"{before}.experts" if found else None
+
+
+def _endings(module: str) -> Iterator[str]:
+    """Yield a module's name, and what is left of it from each numbered layer on."""
+    yield module
+    parts = module.split(".")
+    yield from (".".join(parts[at:]) for at, number in enumerate(parts[1:]) if number.isdigit())
 
 
 def _from_its_layer(module: str) -> str | None:

@@ -63,7 +63,7 @@ class _Factors:
         """Return the factors of an axis with one scale for every ``group`` elements: the groups may be sharded."""
         if group == 1:
             return (name,)
-        if not isinstance(extent, int) or extent % group or extent == group:
+        if extent % group or extent == group:
             self.whole.add(name)
             return (name,)
         inner = f"{name}i"
@@ -79,7 +79,7 @@ class _Factors:
         """
         if is_one_number(shape):
             return self.own(shape)
-        if by_row and len(shape) == 1 and len(of) > 1:
+        if by_row and len(shape) == 1:
             of, extents = of[:-1], extents[:-1]
         if len(shape) != len(of):
             self.whole.update(name for axis in of for name in axis)
@@ -89,8 +89,8 @@ class _Factors:
             if extent == 1:
                 made += self.own([extent])
             elif extent == whole_extent:
-                made.append(axis[:1] if len(axis) == 1 else axis)
-            elif len(axis) == 2 and extent == self.sizes[axis[0]]:
+                made.append(axis)
+            elif len(axis) == 2:
                 made.append(axis[:1])
             else:
                 self.whole.update(axis)
@@ -146,10 +146,8 @@ def _quantize(of: _Case, out: int = 1) -> Places:
     made = {0: axes, out: axes}
     if call.name == "silu_and_mul_quant":
         made[out] = _rows(x, factors.own([0])[0])
-    if call.name == "rms_norm_quant":
-        made[1] = (("k",),)
-        if 2 in extents:
-            made[2] = axes
+    if call.name == "rms_norm_quant" and 2 in extents:  # the residual
+        made[2] = axes
     codes = known.shapes[known.results.index(out)]
     made[at] = factors.scale(shape, made[out], codes, by_row=tuple(group) == PER_TOKEN)
     return made
@@ -217,7 +215,7 @@ def _scaled_mm(of: _Case) -> Places:
 
 def _grouped(of: _Case) -> Places:
     """Shard the channels of all weights; the rows are whole, as ends of groups count those of one array."""
-    factors, given = of.factors, {at: of.extents[at] for at in (1, 3, 4) if of.extents.get(at)}
+    factors, given = of.factors, {at: shape for at, shape in of.extents.items() if at in (1, 3, 4)}
     one = {at: extents[1:] for at, extents in given.items()}
     made = _product(of._replace(extents={**of.extents, **one}), 0, 1, 2, 3, 4, 6)
     factors.whole.update(made[0][0])

@@ -173,6 +173,24 @@ def test_layers_with_hooks_are_refused(register):
     assert list(model.modules()) == before
 
 
+def test_stacked_experts_with_hooks_are_refused_before_anything_is_replaced():
+    experts = nn.Module()
+    experts.down_proj = nn.Parameter(torch.zeros(2, 8, 8).to(torch.float8_e4m3fn), requires_grad=False)
+    experts.register_forward_hook(lambda *_: None)
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), experts)
+    before = list(model.modules())
+    with pytest.raises(LayoutError, match="model needs layers without hooks, got some on 1: remove them first"):
+        convert_(model)
+    assert list(model.modules()) == before
+
+
+def test_layers_that_are_converted_already_keep_their_hooks():
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]))
+    assert convert_(model) == ("0",)
+    model[0].register_forward_hook(lambda *_: None)
+    assert convert_(model) == ()
+
+
 def test_scales_that_no_layer_has():
     from transformers import LlamaConfig, LlamaModel
 

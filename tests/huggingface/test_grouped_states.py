@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from fp8core.transformers import Experts  # noqa: E402 - after the skips
+from fp8core.transformers.stacks import Part  # noqa: E402
 from huggingface.cases import same  # noqa: E402
 from huggingface.test_experts import routed  # noqa: E402
 from huggingface.test_grouped_experts import CASES, HIDDEN, grouped, loop  # noqa: E402
@@ -52,10 +53,13 @@ def test_states_that_do_not_fit():
         RuntimeError, match=r"1\.up_proj\.weight needs torch\.float8_e4m3fn\[256, 128\], got torch\.float32"
     ):
         ours.load_state_dict({**state, "1.up_proj.weight": wide})
-    with pytest.raises(
-        RuntimeError, match=r"0\.down_proj\.weight_scale needs torch\.float32\[128, 1\], got torch\.int64"
+    for scale, got in (
+        (torch.ones(128, 1, dtype=torch.int64), r"torch\.int64\[128, 1\]"),
+        (torch.ones(1, 1), r"torch\.float32\[1, 1\]"),
     ):
-        ours.load_state_dict({**state, "0.down_proj.weight_scale": torch.ones(128, 1, dtype=torch.int64)})
+        said = rf"0\.down_proj\.weight_scale needs torch\.float32\[128, 1\], got {got}"
+        with pytest.raises(RuntimeError, match=said):
+            ours.load_state_dict({**state, "0.down_proj.weight_scale": scale})
     assert [name for name, value in state.items() if not same(ours.state_dict()[name], value)] == []
 
 
@@ -64,6 +68,20 @@ def test_a_weight_without_its_scale_is_loaded_with_a_warning():
     state = {name: value for name, value in ours.state_dict().items() if name != "1.up_proj.weight_scale"}
     with pytest.warns(RuntimeWarning, match=r"1\.up_proj\.weight was loaded without 1\.up_proj\.weight_scale: wrong"):
         ours.load_state_dict(state, strict=False)
+
+
+@pytest.mark.parametrize("scheme", ["channel", "tensor", "block"])
+def test_scales_of_16_bits_are_loaded_as_their_numbers(scheme):
+    ours = grouped(loop(scheme=scheme))
+    name = "1.down_proj.weight_scale"
+    narrow = ours.state_dict()[name].bfloat16() * 3
+    ours.load_state_dict({**ours.state_dict(), name: narrow})
+    assert torch.equal(ours.state_dict()[name], narrow.float())
+
+
+def test_a_projection_has_the_scales_of_the_block_that_it_ends_in():
+    part = Part(1, "down_proj", "down_proj", 0, 160, "block")
+    assert part.of("weight_scale", torch.arange(6.0).view(3, 2, 1)).tolist() == [[2], [3]]
 
 
 def test_tensors_that_no_computation_uses_are_loaded_and_saved():

@@ -9,7 +9,7 @@ from torch import nn  # noqa: E402 - after the skips
 
 from fp8core.errors import DeviceError, LayoutError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
-from fp8core.transformers import Experts, GroupedExperts, group_experts_, split_experts_, stacks  # noqa: E402
+from fp8core.transformers import Experts, GroupedExperts, group_experts_, grouping, split_experts_, stacks  # noqa: E402
 from fp8core.transformers import grouped as grouped_experts  # noqa: E402
 from fp8core.transformers.grouping import separate_experts_  # noqa: E402
 from huggingface.cases import logits, random_model  # noqa: E402
@@ -203,3 +203,10 @@ def test_experts_are_as_before_if_there_is_no_memory_to_stack_them(scheme, stati
     with torch.no_grad():
         again = grouped(loop(scheme=scheme, static=static))
         assert torch.equal(holder["experts"](x, index, weights), again(x, index, weights))
+
+
+def test_more_experts_than_a_grouped_product_takes_stay_apart(monkeypatch):
+    experts = loop()
+    assert grouping.can_be_grouped(experts)
+    monkeypatch.setattr(grouping, "MOST_GROUPS", len(experts) - 1)
+    assert not grouping.can_be_grouped(experts)

@@ -46,6 +46,9 @@ def test_arguments_of_the_configuration_change_it(folders, name):
 @pytest.mark.parametrize("dtype", [torch.float16, "float16", "auto", None])
 def test_the_dtype_is_the_model_s(folders, dtype):
     for name in ("wide", "fp8"):
+        asked = {} if dtype is None else {"dtype": dtype}
+        wanted = transformers.AutoConfig.from_pretrained(folders / name, **{} if dtype == "auto" else asked)
+        assert config_for(folders / name, **asked).dtype == wanted.dtype
         model = from_pretrained(folders / name, dtype=dtype)
         assert model.dtype == (torch.float16 if dtype in (torch.float16, "float16") else torch.bfloat16)
         assert is_fp8(model)
@@ -73,7 +76,7 @@ def test_a_folder_in_the_folder(folders, name, tmp_path):
 
 
 @both
-@pytest.mark.parametrize("spread", [{"tp_plan": "auto"}, {"tp_size": 2}])
+@pytest.mark.parametrize("spread", [{"tp_plan": "auto"}, {"tp_size": 2}, {"device_mesh": object()}])
 def test_layers_are_not_spread_over_processes(folders, name, spread):
     with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {next(iter(spread))}"):
         from_pretrained(folders / name, **spread)

@@ -49,7 +49,8 @@ def products(kind, mesh):
             check(f"{kind} {name} {of_weight}", jax.jit(call)(*arrays), wanted, collectives(call, *arrays), alike=near)
     for n in (128, 200):  # blocks that cannot be divided
         a, w = fp8core.quantize(wide(16, K), group_shape=GROUP_128), weight(BLOCK_128, n)
-        made = jax.jit(fp8core.scaled_mm_nt)(jax.tree.map(lambda x: put(mesh, x, "a"), a), w)
+        divided = jax.tree.map(lambda x: put(mesh, x, "a"), a), Quantized(put(mesh, w.data, "b"), w.scale, BLOCK_128)
+        made = jax.jit(fp8core.scaled_mm_nt)(*divided)
         check(f"{kind} {n} channels", made, fp8core.scaled_mm_nt(a, w), alike=near)
     for k in (100, 128):  # blocks along one axis only, which may lie: one for each 128 channels, beside each other
         x, w = wide(16, k), weight(BLOCK_128, 256, k)
@@ -60,26 +61,43 @@ def products(kind, mesh):
     turned = lambda a, w: fp8core.scaled_mm(a, w.T)  # noqa: E731 - its scale of b has the shape [n, 1] of channels
     made = jax.jit(turned)(a, Quantized(put(mesh, w.data, "b"), w.scale, BLOCK_128))
     check(f"{kind} two channels", made, fp8core.scaled_mm_nt(a, w), alike=near)
-    flat = lambda a, sa, w, sw: fp8core.scaled_mm(a, w.T, sa[:, 0], sw)  # noqa: E731
     a, w = fp8core.quantize(wide(16, K)), weight()
     arrays = put(mesh, a.data, "a"), put(mesh, a.scale, "a"), put(mesh, w.data, "b"), put(mesh, w.scale, "b")
-    check(
-        f"{kind} scales of other shapes",
-        jax.jit(flat)(*arrays),
-        fp8core.scaled_mm_nt(a, w),
-        collectives(flat, *arrays),
-        alike=near,
-    )
+    standing = lambda a, sa, w, sw: fp8core.scaled_mm(a, w.T, sa, sw)  # noqa: E731
+    flat = lambda a, sa, w, sw: fp8core.scaled_mm(a, w.T, sa[:, 0], sw)  # noqa: E731
+    for call in (standing, flat):
+        found = collectives(call, *arrays)
+        check(f"{kind} scales that stand", jax.jit(call)(*arrays), fp8core.scaled_mm_nt(a, w), found, alike=near)
+
+
+def sums_and_maxima(kind, mesh):
+    """What runs over an axis that the operands are divided along."""
+    x = wide(16, K) * np.arange(1, 17)[:, None].astype("bfloat16")  # the maxima are in the last rows
+    a, w = fp8core.quantize(x), weight()
+    given = Quantized(put(mesh, a.data, "a", "b"), a.scale, PER_TOKEN), Quantized(put(mesh, w.data, None, "b"), w.scale)
+    check(f"{kind} along k", jax.jit(fp8core.scaled_mm_nt)(*given), fp8core.scaled_mm_nt(a, w), alike=near)
+    layer = lambda x, **static: fp8core.linear(x, w, group_shape=PER_TENSOR, **static)  # noqa: E731
+    check(f"{kind} one scale of x", jax.jit(layer)(put(mesh, x, "a")), layer(x), alike=near)
+    static, given = lambda x: layer(x, input_scale=0.5), put(mesh, x, "a")
+    check(f"{kind} given scale of x", jax.jit(static)(given), static(x), collectives(static, given), alike=near)
+    made = jax.jit(lambda a, scale: fp8core.jax.scaled_mm_nt(a, w.data, scale, w.scale)[1])
+    wanted = np.zeros(1, np.float32)
+    fp8core.scaled_mm_nt(a, w, amax=wanted)
+    check(f"{kind} amax", made(put(mesh, a.data, "a"), put(mesh, a.scale, "a")), wanted, alike=near)
 
 
 def rows_and_columns(kind, mesh):
     """Scales with as many numbers as there are rows: one belongs to columns, one to rows of two axes; and ends of groups."""
     group = -1, 32
     q, scale = wide(16, K).astype("float8_e4m3fn"), np.arange(1, 17, dtype=np.float32)
-    call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=group)  # noqa: E731
-    for spec in (("a",), (None, "b")):
-        made = jax.jit(call)(put(mesh, q, *spec), put(mesh, scale, "a"))
-        check(f"{kind} columns {spec}", made, call(q, scale))
+    for name, call in (
+        ("dequantized", lambda q, scale: fp8core.dequantize(q, scale, group_shape=group)),
+        ("quantized", lambda x, scale: fp8core.quantize(x, scale=scale, group_shape=group).data),
+    ):
+        for spec in (("a",), (None, "b")):
+            given = q if name == "dequantized" else wide(16, K)
+            made = jax.jit(call)(put(mesh, given, *spec), put(mesh, scale, "a"))
+            check(f"{kind} columns {name} {spec}", made, call(given, scale))
     q, scale = wide(4, 2, K).astype("float8_e4m3fn"), np.arange(1, 9, dtype=np.float32)[:, None]
     call = lambda q, scale: fp8core.dequantize(q, scale, group_shape=PER_TOKEN)  # noqa: E731
     check(f"{kind} rows of two axes", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
@@ -104,12 +122,15 @@ def groups_of_rows(kind, mesh):
 
 
 def groups_that_devices_cannot_share(kind, mesh):
-    """Two groups, or six, on an axis of four devices; and a scale for each column."""
+    """One group, two or six, on an axis of four devices; groups whose scale is given; and a scale for each column."""
     four = jax.make_mesh((4,), ("all",), axis_types=mesh.axis_types[:1])
-    for group, k in ((GROUP_128, 256), (GROUP_128, 768), ((-1, 1), 256)):
+    for group, k in ((GROUP_128, 128), (GROUP_128, 256), (GROUP_128, 768), ((-1, 1), 256)):
         x = wide(16, k)
         call = lambda x, group=group: tuple(fp8core.quantize(x, group_shape=group))  # noqa: E731
         check(f"{kind} {group} of {k}", jax.jit(call)(put(four, x, None, "all")), call(x))
+    x, scale = wide(16, K), fp8core.quantize(wide(16, K), group_shape=GROUP_128).scale
+    call = lambda x, scale: fp8core.quantize(x, scale=scale, group_shape=GROUP_128).data  # noqa: E731
+    check(f"{kind} given", jax.jit(call)(put(four, x, None, "all"), scale), call(x, scale))
     x, w = wide(16, K), weight(BLOCK_128, 256)
     call = lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, BLOCK_128), group_shape=GROUP_128)  # noqa: E731
     made = jax.jit(call)(x, put(four, w.data, "all"), put(four, w.scale))
@@ -120,22 +141,64 @@ def ones(x):
     return (np if isinstance(x, np.ndarray) else jnp).ones(K, np.float32)
 
 
+def normed(x):
+    """The norm of a sum, and the sum."""
+    x = jnp.asarray(x)
+    return tuple(jax.tree.leaves(fp8core.jax.rms_norm_quant(x, ones(x), 1e-6, residual=x)))
+
+
+def requantized(x):
+    scales = np.array([0.5, 2], np.float32) if isinstance(x, np.ndarray) else jnp.array([0.5, 2])
+    return tuple(fp8core.requantize_with_max_scale(x.astype("float8_e4m3fn"), scales, [7, 9]))
+
+
 def quantizations(kind, mesh):
     x = wide(16, K)
     for name, spec, call in (
         ("token", ("a",), lambda x: tuple(fp8core.quantize(x))),
         ("group", ("a", "b"), lambda x: tuple(fp8core.quantize(x, group_shape=GROUP_128))),
         ("static", ("a", "b"), lambda x: fp8core.quantize(x, scale=0.5).data),
+        ("static rows", ("a", "b"), lambda x: fp8core.quantize(x, scale=ones(x)[:16, None]).data),
+        ("static columns", ("a", "b"), lambda x: fp8core.quantize(x[None], scale=0.5, group_shape=PER_TENSOR).data),
         ("silu", (("a", "b"),), lambda x: tuple(fp8core.silu_and_mul_quant(x))),
         ("norm", ("b",), lambda x: tuple(fp8core.rms_norm_quant(x, ones(x), 1e-6))),
+        ("norm of a sum", ("b",), normed),
+        ("requantized", (None, ("a", "b")), requantized),
+        (
+            "fnuz",
+            ("a", "b"),
+            lambda x: fp8core.normalize_e4m3fn_to_e4m3fnuz(x.astype("float8_e4m3fn"), ones(x)[:1])[:2],
+        ),
         ("back", ("a", "b"), lambda x: fp8core.quantize(x, group_shape=GROUP_128).dequantize()),
+        (
+            "back by rows",
+            ("a", "b"),
+            lambda x: fp8core.dequantize(x.astype("float8_e4m3fn"), ones(x)[:16], group_shape=PER_TOKEN),
+        ),
+        (
+            "back by one",
+            ("a", "b"),
+            lambda x: fp8core.dequantize(x.astype("float8_e4m3fn"), 0.5, group_shape=PER_TENSOR),
+        ),
     ):
         given = put(mesh, x, *spec)
         check(f"{kind} quantize {name}", jax.jit(call)(given), call(x), collectives(call, given))
         check(f"{kind} eager {name}", call(given), call(x))
-    tensor = put(mesh, x, "a")
-    whole = lambda x: tuple(fp8core.quantize(x, group_shape=PER_TENSOR))  # noqa: E731
-    check(f"{kind} one scale for all", jax.jit(whole)(tensor), whole(x), collectives(whole, tensor), COLLECTIVES)
+    for name, spec, whole in (
+        ("one scale for all", ("a",), lambda x: tuple(fp8core.quantize(x, group_shape=PER_TENSOR))),
+        ("rows of widths", ("a",), requantized),
+        ("rows and padding", ("a",), lambda x: tuple(fp8core.quantize(x, rows_padded=24))),
+        ("parts of rows", (None, "b"), lambda x: tuple(fp8core.quantize(x))),
+        ("parts of halves", (None, "b"), lambda x: tuple(fp8core.silu_and_mul_quant(x, group_shape=GROUP_128))),
+        (
+            "parts of norms",
+            (None, "b"),
+            lambda x: tuple(fp8core.rms_norm_quant(x, ones(x), 1e-6, group_shape=GROUP_128)),
+        ),
+        ("parts of static norms", (None, "b"), lambda x: fp8core.rms_norm_quant(x, ones(x), 1e-6, scale=0.5).data),
+    ):
+        given = put(mesh, x, *spec)
+        check(f"{kind} {name}", jax.jit(whole)(given), whole(x), collectives(whole, given), COLLECTIVES)
 
 
 def by_hand(kind, mesh):
@@ -245,6 +308,7 @@ if __name__ == "__main__":
         for part in (
             layers,
             products,
+            sums_and_maxima,
             grouped,
             grouped_by_hand,
             mixtures,

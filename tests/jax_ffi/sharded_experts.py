@@ -67,6 +67,8 @@ def mixtures(kind, mesh):
         assert made.sharding.is_equivalent_to(NamedSharding(mesh, P(tokens, columns)), 2), made.sharding
         name = f"{kind} moe_unpermute {tokens} {columns}"
         check(name, made, sums(rows, inverse, shares), collectives(sums, *given))
+    made = jax.jit(sums)(put(mesh, rows, "a"), put(mesh, inverse, None, "b"), put(mesh, shares, None, "b"))
+    check(f"{kind} moe_unpermute of divided rows and choices", made, sums(rows, inverse, shares))
 
 
 def mixtures_by_hand(kind, mesh):

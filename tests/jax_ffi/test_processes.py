@@ -33,7 +33,9 @@ def program(text, *arguments, **environment):
 def test_four_devices():
     lines = run(str(ROOT / "tests/jax_ffi/sharded.py"), XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert lines[-1] == "all"
-    assert len(lines) == 2 * (3 * 4 + 12 + (3 * 3 + 4) + 4 + 6 + 2 + 2 + 2 + 4 + 2 * 6 + 1 + 4 + 2 + 2 + 2 + 2 + 1) + 1
+    layers, quantizations = 12 + 13 + 4, 2 * 13 + 7
+    mixtures = 13 + 2 + 7 + 2
+    assert len(lines) == 2 * (layers + mixtures + 6 + 2 + 6 + quantizations + 4 + 2 + 2 + 2 + 2 + 1) + 1
 
 
 def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():

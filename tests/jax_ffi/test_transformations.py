@@ -170,6 +170,21 @@ def test_the_gradient_of_linear_is_that_of_the_dequantized_weight(groups):
     np.testing.assert_allclose(batched[1], jax.grad(loss)(x[1:], bias)[0], rtol=1e-4, atol=1e-2)
 
 
+@pytest.mark.parametrize("axes", [(1, None, None), (None, 0, 0), (1, 0, 0), (None, 1, 0), (0, None, 0)], ids=str)
+def test_the_derivatives_of_a_batch_are_those_of_each(axes):
+    x, each = [wide(3, K, dtype=np.float32, seed=seed) for seed in range(2)], [weight(n=8), weight(n=8)]
+    each[1] = fp8core.quantize(wide(8, K, seed=5))
+    parts = x, [w.data for w in each], [w.scale for w in each]
+    layer = lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))  # noqa: E731
+    grad = jax.grad(lambda *given: (layer(*given) ** 2).sum())
+    given = [jnp.asarray(of[0] if at is None else np.stack(of, at)) for of, at in zip(parts, axes, strict=True)]
+    for call in (grad, lambda x, *w: jax.jvp(lambda x: layer(x, *w), (x,), (x + 1,))[1]):
+        made = jax.vmap(call, axes)(*given)
+        for i in range(2):
+            one = call(*(jnp.asarray(of[0 if at is None else i]) for of, at in zip(parts, axes, strict=True)))
+            np.testing.assert_allclose(made[i], one, rtol=1e-4, atol=1e-2)
+
+
 FORWARD = {
     "jvp": lambda f, x, t: jax.jvp(f, (x,), (t,))[1],
     "jacfwd": lambda f, x, t: jnp.einsum("mnik,ik->mn", jax.jacfwd(f)(x), t),

@@ -248,6 +248,22 @@ def test_linear_op_needs_the_scale_of_an_input_that_is_fp8():
         w8a8.Fp8LinearOp().apply(fresh_fp8((4, 32)), w.data.T, w.scale)
 
 
+def test_a_given_scale_of_an_input_is_one_number_also_where_dynamic_ones_are_per_token():
+    w = fp8core.quantize(fresh((8, 32), "float32"))
+    with pytest.raises(ShapeError, match="input_scale of input"):
+        w8a8.Fp8LinearOp(use_per_token_if_dynamic=True).apply(
+            fresh((4, 32)), w.data.T, w.scale, input_scale=fresh_scale((4, 1))
+        )
+
+
+def test_what_is_not_fp8_is_refused_by_its_name():
+    x = fresh((4, 32))
+    with pytest.raises(DTypeError, match=r"^weight needs an FP8 dtype"):
+        w8a8.Fp8LinearOp().apply(x, fresh((8, 32)).T, 1.0)
+    with pytest.raises(DTypeError, match=r"^output needs an FP8 dtype"):
+        w8a8.scaled_fp8_quant(x, output=np.zeros((4, 32), np.float32))
+
+
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", None])
 def test_a_product_whose_result_would_be_fp8_is_refused(dtype):
     """These functions have no scale of the result."""

@@ -8,7 +8,7 @@ import pytest
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
 from fp8core.checkpoint.kinds import LINEAR, kind_of, names_of
 from fp8core.errors import CheckpointError
-from support.checkpoints import is_ignored, left_in
+from support.checkpoints import is_ignored, left_in, shrink
 from support.planned import MLP, L, folder, reasons, statuses
 
 
@@ -192,8 +192,14 @@ def test_layers_are_ignored_by_whatever_prefix_readers_give_them(tmp_path):
         assert not is_ignored(f"{prefix}layers.1.mlp.down_proj", summary)
 
 
-def test_layers_of_equal_names_are_told_apart_by_their_prefix(tmp_path):
-    names = [f"{side}.block.0.layer.0.SelfAttention.o" for side in ("encoder", "decoder")]
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"{side}.block.0.layer.0.SelfAttention.o" for side in ("encoder", "decoder")],
+        ["encoder.points.layers.0", "boxes.3.layers.0"],
+    ],
+)
+def test_layers_of_equal_names_are_told_apart_by_their_prefix(tmp_path, names):
     source = folder(tmp_path / "in", {f"{name}.weight": (64, 64) for name in names})
     summary = quantize_checkpoint(source, tmp_path / "out", exclude=["encoder.*"])
     assert [is_ignored(name, summary) for name in names] == [True, False]
@@ -294,7 +300,7 @@ def test_only_linear_modules_of_transformers_become_fp8(model_type):
     transformers = pytest.importorskip("transformers")
     auto = transformers.models.auto.modeling_auto
     config = transformers.CONFIG_MAPPING[model_type]()
-    _shrink(config)
+    shrink(config)
     mappings = (
         *(auto.MODEL_FOR_CAUSAL_LM_MAPPING, auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING),
         *(auto.MODEL_FOR_MASKED_LM_MAPPING, auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING),
@@ -321,18 +327,6 @@ def test_only_linear_modules_of_transformers_become_fp8(model_type):
 
 def _is_matrix(name, shape):
     return name.endswith(".weight") and len(shape) == 2 and math.prod(shape) > 0
-
-
-def _shrink(config):
-    """Four layers of each kind are enough, and quicker."""
-    for key in ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
-        if isinstance(getattr(config, key, None), int) and getattr(config, key) > 4:
-            setattr(config, key, 4)
-    for key, value in list(vars(config).items()):
-        if key == "layer_types" and isinstance(value, list):
-            setattr(config, key, value[:4])
-        elif hasattr(value, "to_dict"):
-            _shrink(value)
 
 
 def test_a_vocabulary_in_the_config_tells_embeddings_of_any_name(tmp_path):

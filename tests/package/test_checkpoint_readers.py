@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint
-from fp8core.checkpoint.schemes import SCHEMES
+from fp8core.checkpoint.kinds import numbered, without_numbers
+from fp8core.checkpoint.naming import module_of
+from fp8core.checkpoint.schemes import SCHEMES, quantization_config
 from fp8core.errors import CheckpointError
-from support.checkpoints import GROUPS, normal, write
+from support.checkpoints import GROUPS, is_ignored, normal, shrink, write
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("compressed_tensors", reason="compressed-tensors is not installed (extra frameworks)")
@@ -173,3 +175,32 @@ def test_transformers_reads_the_codes_of_modelopt_as_values(tmp_path):
     convert_checkpoint(tmp_path / "block", tmp_path / "modelopt", to="modelopt")
     _, report = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "modelopt", output_loading_info=True)
     assert "model.layers.0.mlp.up_proj.weight_scale" in report["unexpected_keys"]
+
+
+@pytest.mark.parametrize(
+    "model_type", ["swin", "vit", "pixio", "lw_detr", "rt_detr", "exaone", "nomic_bert", "kimi_linear", "mixtral"]
+)
+def test_a_layer_that_stays_is_ignored_by_the_name_that_transformers_gives_it(model_type):
+    """Each kind of layer alone, while all others are FP8."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.core_model_loading import revert_weight_conversion
+
+    from fp8core.transformers.names import Names, transforms_of
+
+    config = transformers.CONFIG_MAPPING[model_type]()
+    shrink(config)
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(config)
+    model._weight_conversions = transforms = transforms_of(model)
+    names, theirs = Names(model, transforms), {}
+    for tensor in revert_weight_conversion(model, model.state_dict()):
+        named = names.of(tensor)
+        layer = module_of(tensor) if tensor.endswith(".weight") and named.pattern is None else ""
+        if numbered(layer) and isinstance(model.get_submodule(module_of(named.name)), torch.nn.Linear):
+            theirs[layer] = module_of(named.name)
+    assert theirs
+    for kind in set(map(without_numbers, theirs)):
+        kept = {layer for layer in theirs if without_numbers(layer) == kind}
+        made = quantization_config(SCHEMES["channel"], [(f"{x}.weight", (64, 64)) for x in kept], theirs.keys() - kept)
+        ignored = {layer for layer, name in theirs.items() if is_ignored(name, made)}
+        assert ignored == kept, kind

@@ -36,6 +36,18 @@ def test_a_history_lasts_as_long_as_its_tensor():
     assert len(known) == 2
 
 
+def test_a_tensor_has_the_history_of_no_other_one_whose_number_it_got():
+    """The notice that a tensor is gone may come late, where another thread frees it."""
+    known = Histories()
+    first, second = torch.zeros(1), torch.zeros(1)
+    old = known.of(first)
+    stale = known._known[id(second)] = known._known[id(first)]
+    made = known.of(second)
+    assert made is not old
+    known._forget(id(second), stale[0])
+    assert known.of(second) is made
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_a_graph_meets_the_same_weights_again(backend, monkeypatch):
     torch._dynamo.reset()

@@ -96,10 +96,11 @@ def test_layers_go_on_and_moving_twice_moves_once():
     assert [layer.weight.data_ptr() for layer in model.children()] == places
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert bits(copy.deepcopy(model)(x)) == before
-    model.l1.weight_scale = nn.Parameter(model.l1.weight_scale.clone(), requires_grad=False)
-    assert join_(model) == (("l0", "l1"),)
-    assert are_adjacent([layer.weight_scale for layer in model.children()])
-    assert bits(model(x)) == before
+    for name in ("weight", "weight_scale"):
+        setattr(model.l1, name, nn.Parameter(getattr(model.l1, name).clone(), requires_grad=False))
+        assert join_(model) == (("l0", "l1"),)
+        assert are_adjacent([getattr(layer, name) for layer in model.children()])
+        assert bits(model(x)) == before
 
 
 def test_a_weight_that_another_module_holds_stays():
@@ -179,11 +180,20 @@ def test_the_operator_gives_the_bits_of_the_layers_wherever_their_memory_is(shap
     assert bits(made) == bits(torch.cat([layer(x) for layer in layers], -1))
     layers[1].weight_scale.mul_(2)  # in place: what is kept of the memory is not of its values
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
-    layers[1].weight_scale = nn.Parameter(layers[1].weight_scale.clone(), requires_grad=False)  # elsewhere now
-    assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+    for name in ("weight", "weight_scale"):  # each alone elsewhere
+        setattr(layers[1], name, nn.Parameter(getattr(layers[1], name).clone(), requires_grad=False))
+        assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+        if not apart:
+            join_(model)
     for layer in layers:
         layer.weight = nn.Parameter(layer.weight.detach().view(torch.uint8).clone().view(layer.weight.dtype), False)
     assert bits(LINEAR_JOINED(*arguments(layers, x))) == bits(torch.cat([layer(x) for layer in layers], -1))
+
+
+def test_results_of_the_operator_never_require_gradients():
+    """As those of calls do not: the operator has none."""
+    model, x = Holder((128, K), (256, K)), wide(3, K).requires_grad_()
+    assert not LINEAR_JOINED(*arguments(list(model.children()), x)).requires_grad
 
 
 def test_the_operator_reads_the_same_memory_as_the_weights_do():

@@ -160,10 +160,11 @@ def test_transformer_encoders_read_their_weights_themselves():
         ({"input_scales": {"lm_head": 1.0}}, ScaleError, r"got 'lm_head': its name says head or pooler"),
         ({"input_scales": {"third": 1.0}}, ScaleError, "got 'third': the model has no such layer"),
         ({"input_scales": {"first.up": 0.0}}, ScaleError, "numbers above 0 that float32 holds, got 0.0 for 'first.up'"),
-        ({"input_scales": {"first.up": 1.0}, "scheme": "block"}, ScaleError, "static needs the scheme"),
+        ({"input_scales": {"second.up": 1.0}, "scheme": "block"}, ScaleError, "static needs the scheme"),
         ({"input_scales": 0.5}, ScaleError, "input_scales needs a mapping of layers to numbers, got 0.5"),
         ({"include": "first"}, CheckpointError, "include needs a list of patterns, got 'first'"),
         ({"scheme": "token"}, CheckpointError, "scheme needs one of"),
+        ({"scheme": "token", "exclude": ["*"]}, CheckpointError, "scheme needs one of"),
     ],
 )
 def test_refusals_change_nothing(options, error, words):

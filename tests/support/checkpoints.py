@@ -69,11 +69,21 @@ LINEARS = {"model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_pr
 
 
 def is_ignored(module, summary):
-    """Return whether readers treat a module of this name as not quantized."""
-    return any(
-        re.match(one[3:], module) if one.startswith("re:") else one == module
-        for one in summary.quantization_config["ignore"]
-    )
+    """Return whether readers treat a module of this name as not quantized, for a summary, a plan or a configuration."""
+    config = summary if isinstance(summary, dict) else summary.quantization_config
+    return any(re.match(one[3:], module) if one.startswith("re:") else one == module for one in config["ignore"])
+
+
+def shrink(config):
+    """Keep four layers of each kind in a configuration of transformers, which are enough, and quicker."""
+    for key in ("num_hidden_layers", "n_layer", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers"):
+        if isinstance(getattr(config, key, None), int) and getattr(config, key) > 4:
+            setattr(config, key, 4)
+    for key, value in list(vars(config).items()):
+        if key == "layer_types" and isinstance(value, list):
+            setattr(config, key, value[:4])
+        elif hasattr(value, "to_dict"):
+            shrink(value)
 
 
 @pytest.fixture
