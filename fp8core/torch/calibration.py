@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
+from fp8core.checkpoint.schemes import static_scale
 from fp8core.core.checks import is_one_of
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar
@@ -99,7 +100,7 @@ def calibrate(
 
     Returns:
         Scales by layer name, as ``quantize_model_(input_scales=...)`` takes them. Layers that were not called, or
-        received only zeros, are left out.
+        received only zeros or numbers so small that float32 does not hold the scale, are left out.
 
     Raises:
         ScaleError: a layer's input was not finite; method, percentile or batches is not valid; or percentile is given
@@ -148,7 +149,8 @@ def calibrate(
     for name, bound in bounds.items():
         if not bound < float("inf"):
             raise ScaleError(f"calibrate needs finite inputs, got {bound} in {name}")
-    return {name: bound / maximum for name, bound in bounds.items() if bound}
+    scales = {name: bound / maximum for name, bound in bounds.items()}
+    return {name: scale for name, scale in scales.items() if static_scale(scale) is not None}
 
 
 def _eagerly() -> AbstractContextManager[Any]:

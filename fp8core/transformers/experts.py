@@ -15,6 +15,10 @@ GATED: Final = "gate_up_proj"
 PLAIN: Final = "up_proj"
 DOWN: Final = "down_proj"
 _DEFAULT_GATE: Final = getattr(moe, "_default_apply_gate", None)
+_OF_FP8_EXPERTS: Final = "transformers.integrations.finegrained_fp8"
+"""The module of transformers' FP8Experts, whose gate has a form for each family of models."""
+_PROBES: Final = (-1e15, -30.0, -1.0, -1e-3, 1e-3, 1.0, 30.0, 1e15)
+"""Values of gates and ups at which forms of gates differ: with limits, with softcaps, or with one added."""
 
 
 class Layout(NamedTuple):
@@ -196,4 +200,13 @@ def fits(original: nn.Module, layout: Layout) -> bool:
 def _has_own_gate(original: nn.Module, layout: Layout) -> bool:
     """Return whether a module gates by a function of its own, not by its activation."""
     own = getattr(type(original), "_apply_gate", None)
-    return len(layout.first) == 2 and own is not None and own is not _DEFAULT_GATE
+    if len(layout.first) != 2 or own is None or own is _DEFAULT_GATE:
+        return False
+    return own.__module__ != _OF_FP8_EXPERTS or not _gates_by_activation(original)
+
+
+def _gates_by_activation(original: Any) -> bool:
+    """Return whether a gate gives the bits that the activation and a product give, whatever its code."""
+    values = torch.tensor(_PROBES, device="cpu")
+    gate, up = torch.cartesian_prod(values, values).unbind(1)
+    return torch.equal(original._apply_gate(torch.cat((gate, up))), original.act_fn(gate) * up)

@@ -6,19 +6,21 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402 - after the skips
-from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM  # noqa: E402
+from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig  # noqa: E402
 from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
 from fp8core.errors import CheckpointError, DeviceError, LayoutError  # noqa: E402
 from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_  # noqa: E402
 from fp8core.transformers import (  # noqa: E402
+    Experts,
     GroupedExperts,
     convert_,
     from_pretrained,
     group_experts_,
     split_experts_,
 )
+from fp8core.transformers.experts import Layout  # noqa: E402
 from huggingface import cases  # noqa: E402
 from huggingface.cases import (  # noqa: E402
     TOKENS,
@@ -301,3 +303,22 @@ def test_experts_that_would_lose_something_are_not_split(add, match):
     with pytest.raises(LayoutError, match=match):
         split_experts_(model)
     assert list(model.modules()) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "own"),
+    [
+        ({}, False),
+        ({"hidden_act": "gelu"}, False),
+        ({"swiglu_limit": 7.0}, True),
+        ({"swiglu_limit": 1e6}, True),
+        ({"swiglu_alpha": 1.702, "swiglu_limit": 7.0}, True),
+        ({"mlp_gate_softcap": 30.0, "mlp_up_softcap": 30.0}, True),
+    ],
+    ids=str,
+)
+def test_gates_of_transformers_fp8_experts_are_fused_where_they_are_an_activation(options, own):
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 128, "num_experts": 2}
+    experts = finegrained_fp8.FP8Experts(Qwen3MoeConfig(**sizes, **options), (128, 128))
+    layout = Layout(("gate_proj", "up_proj"), "down_proj", ())
+    assert Experts(experts, layout)._own_gate == own

@@ -268,6 +268,14 @@ def test_what_has_no_gradient_says_so():
             "weight_scale needs to be outside of a gradient",
             lambda s: fp8core.linear(x, w.data, s[:, None]).astype(s.dtype).sum(),
         ),
+        (
+            "input_scale needs to be outside of a gradient",
+            lambda s: fp8core.linear(x, w, input_scale=s[:1]).astype(s.dtype).sum(),
+        ),
+        (
+            "scale_ub needs to be outside of a gradient",
+            lambda s: fp8core.linear(x, w, scale_ub=s[:1]).astype(s.dtype).sum(),
+        ),
     ):
         with pytest.raises(UnsupportedProblemError, match=words):
             jax.grad(call)(x.astype(jnp.float32) if "quantize" in words or "moe" in words else w.scale[:, 0])

@@ -87,6 +87,17 @@ def test_percentiles_of_zeros_and_of_nothing_are_left_out():
     assert calibrate(made[:1], [mostly], method="percentile", percentile=100) == {"0": 5 / 448}
 
 
+def test_inputs_too_small_for_a_scale_are_left_out():
+    """1e-44 / 448 is below half of float32's least number."""
+    made = nn.Sequential(nn.Linear(8, 8))
+    found = calibrate(made, [torch.full((1, 8), 1e-44)])
+    assert found == {}
+    quantize_model_(made, input_scales=found)
+    least = calibrate(nn.Sequential(nn.Linear(8, 8)), [torch.full((1, 8), 1e-42)])
+    quantize_model_(nn.Sequential(nn.Linear(8, 8)), input_scales=least)
+    assert least.keys() == {"0"}
+
+
 @pytest.mark.parametrize("bits_of", [0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7F800000, 0xFF800000], ids=hex)
 def test_percentiles_do_not_hide_what_is_not_finite(bits_of):
     """NaNs of all payloads (GPUs make 0x7fffffff), and infinities, in one batch of two."""
