@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from bench import checks
 from bench.checks import Check
-from bench.labels import DECODE, LIBRARY, OPERATIONS
-from bench.results import Record, Results, large, neighbour_time, us
+from bench.labels import LIBRARY, OPERATIONS
+from bench.results import Record, Results, large, neighbour_time, own_kernel, us
 
 LATENCY: Final = 1.8
 """Microseconds that a maximum over the whole device takes in addition to a copy."""
@@ -77,7 +77,7 @@ GOALS: Final = (
         1.0,
         SAME_RUN,
         lambda found, most: checks.ratio(
-            [r for r in checks.few(found, ("tensor", "row", "block"), 1, 64) if us(r, DECODE)],
+            [r for r in checks.few(found, ("tensor", "row", "block"), 1, 64) if own_kernel(r)],
             lambda r: us(r, LIBRARY),
             most,
         ),

@@ -24,7 +24,7 @@ LEAST: Final = 4
 def _bars(axes: Any, records: Sequence[Record], m: int, mode: str) -> None:
     """Draw the time above the floor of each shape as three bars, cut off at `LIMIT`."""
     sides: tuple[tuple[str, Callable[[Record], float | None]], ...] = (
-        (DECODE, lambda r: claims.above(r, DECODE)),
+        (DECODE, claims.above_by_own),
         (LIBRARY, lambda r: claims.above(r, LIBRARY)),
         ("baseline", claims.above_baseline),
     )
@@ -56,7 +56,7 @@ def _bars(axes: Any, records: Sequence[Record], m: int, mode: str) -> None:
 
 def few(found: Results) -> list[Record]:
     """Return the records for which bars are drawn, sorted by the size of the weight."""
-    drawn = [r for r in found.decode if r["m"] in PANELS and results.us(r, DECODE) is not None]
+    drawn = [r for r in found.decode if r["m"] in PANELS and results.own_kernel(r) is not None]
     return sorted(drawn, key=lambda r: (r["n"] * r["k"], r["n"]))
 
 
