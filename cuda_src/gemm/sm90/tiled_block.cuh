@@ -38,10 +38,12 @@ DEVICE void make_tiles(const typename C::Tiles& tiles, const TensorMap& weight_m
 
     // After a shuffle the compiler knows a warp's number to be uniform, and descriptors stay in uniform registers.
     const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
-    const unsigned ring = (kept_address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes,
+    // With several groups of math threads, some kernels have no register left to keep an address in.
+    const auto address = [](const void* p) { return C::groups == 1 ? kept_address(p) : shared_address(p); };
+    const unsigned ring = (address(dynamic) + 1023) & ~1023u, a_ring = ring + C::stages * C::weight_bytes,
                    staging = a_ring + C::stages * C::a_bytes;
-    const PipelineBarriers<C::stages> pipeline = {kept_address(barriers)};
-    const PipelineBarriers<2> vector_pipeline = {kept_address(vector_barriers)};
+    const PipelineBarriers<C::stages> pipeline = {address(barriers)};
+    const PipelineBarriers<2> vector_pipeline = {address(vector_barriers)};
     Epilogue<C::out_type, C::bias_type> epilogue(bias, nullptr);
 
     const int rank = C::split_k > 1 ? (int)block_x() % C::split_k : 0;  // among the blocks that share a tile
