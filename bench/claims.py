@@ -45,22 +45,24 @@ def _of_floor(record: Record) -> float | None:
     return None if time is None else float(record["floor_us"]) / time
 
 
-def above(record: Record, name: str) -> float | None:
-    """Return the microseconds of a variant above the floor."""
-    time = results.us(record, name)
-    return None if time is None else time - float(record["floor_us"])
-
-
 def above_by_own(record: Record) -> float | None:
     """Return the microseconds of fp8core's kernel above the floor."""
-    time = results.own_kernel(record)
-    return None if time is None else time - float(record["floor_us"])
+    return _above(record, results.own_kernel(record))
 
 
-def above_baseline(record: Record) -> float | None:
+def above_by_library(record: Record) -> float | None:
+    """Return the microseconds of cuBLASLt above the floor."""
+    return _above(record, results.us(record, LIBRARY))
+
+
+def above_by_baseline(record: Record) -> float | None:
     """Return the microseconds of the best baseline above the floor."""
     best = results.best_baseline(record)
-    return None if best is None else best[0] - float(record["floor_us"])
+    return _above(record, None if best is None else best[0])
+
+
+def _above(record: Record, time: float | None) -> float | None:
+    return None if time is None else time - float(record["floor_us"])
 
 
 def products(records: Sequence[Record]) -> str:
@@ -68,8 +70,8 @@ def products(records: Sequence[Record]) -> str:
     few = [r for r in records if r["m"] <= 16]
     sides: list[tuple[str, Callable[[Record], float | None]]] = [
         ("fp8core kernel", above_by_own),
-        ("best baseline", above_baseline),
-        ("cuBLASLt", lambda r: above(r, LIBRARY)),
+        ("best baseline", above_by_baseline),
+        ("cuBLASLt", above_by_library),
     ]
     medians = [(name, results.values(of, few)) for name, of in sides]
     said = ", ".join(f"{name} {median(times):.1f}" for name, times in medians if times)

@@ -238,8 +238,7 @@ def moved(record: Record) -> float:
 
 def own_kernel(record: Record) -> float | None:
     """Return the time of a product by a kernel of fp8core, the one that a call gets if it is one of them, or None."""
-    runs = record.get("runs")
-    names = (runs, DECODE, BLOCK) if runs in (DECODE, BLOCK) else (DECODE, BLOCK)
+    names = (BLOCK, DECODE) if record.get("runs") == BLOCK else (DECODE, BLOCK)
     return next((t for name in names if (t := us(record, name)) is not None), None)
 
 

@@ -14,9 +14,9 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from bench import claims, plot, results, rules  # noqa: E402 - the repository is not installed
-from bench.labels import DECODE, PRODUCTS  # noqa: E402
+from bench.labels import PRODUCTS  # noqa: E402
 from bench.performance_page import PAGES, Page, page  # noqa: E402
-from bench.results import Results, us  # noqa: E402
+from bench.results import Results, own_kernel  # noqa: E402
 
 DOCS: Final = ROOT / "docs"
 RUNS: Final = DOCS / "results"
@@ -35,7 +35,7 @@ def section(found: Results, pictures: Sequence[str]) -> str:
     few = [r for r in found.decode if r["mode"] == "row" and r["m"] in (1, 16)]
     candidates = (
         ("decoder-layer", claims.layer(found)),
-        ("products-row", f"{claims.products(few)}, {PRODUCTS['row']}" if any(us(r, DECODE) for r in few) else ""),
+        ("products-row", f"{claims.products(few)}, {PRODUCTS['row']}" if any(own_kernel(r) for r in few) else ""),
         ("quantize", claims.quantize(found)),
     )
     shown = next(((name, claim) for name, claim in candidates if name in pictures and claim), None)

@@ -25,8 +25,8 @@ def _bars(axes: Any, records: Sequence[Record], m: int, mode: str) -> None:
     """Draw the time above the floor of each shape as three bars, cut off at `LIMIT`."""
     sides: tuple[tuple[str, Callable[[Record], float | None]], ...] = (
         (DECODE, claims.above_by_own),
-        (LIBRARY, lambda r: claims.above(r, LIBRARY)),
-        ("baseline", claims.above_baseline),
+        (LIBRARY, claims.above_by_library),
+        ("baseline", claims.above_by_baseline),
     )
     for place, record in enumerate(records):
         for offset, (name, of) in zip((-0.28, 0, 0.28), sides, strict=True):
