@@ -39,6 +39,11 @@ MODELS: Final = {
 }
 """By name of the architecture: the model of GPU, or models, whose size its target in `TARGETS` has."""
 
+WARPS: Final = {"cuda": (32,), "hip": (32, 64)}
+"""By platform: the threads that a warp can have."""
+LEAST: Final = {"arch": 1, "device": ABSENT, "multiprocessors": 1, "shared_bytes": 48 * KIB}
+"""By field of a target: the least number that a GPU has."""
+
 
 def target_of(device: int | str | Target | None, name: str = "device") -> Target:
     """Return the target for a device that was given by ordinal or name.
@@ -49,9 +54,11 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
         name: the name of the argument in error messages.
 
     Raises:
-        DeviceError: this machine has no such device, the name is not in `TARGETS`, or ``device`` is none of these.
+        DeviceError: this machine has no such device, the name is not in `TARGETS`, no device can be like the target, or
+            ``device`` is none of these.
     """
     if isinstance(device, Target):
+        _check_target(device, name)
         return device
     if isinstance(device, str):
         if device not in TARGETS:
@@ -69,6 +76,21 @@ def target_of(device: int | str | Target | None, name: str = "device") -> Target
     if not devices.count():
         raise DeviceError(f"{name} needs a GPU, got {device} on a machine without one: {devices.why_none()}")
     return devices.target(ordinal)
+
+
+def _check_target(target: Target, name: str) -> None:
+    """Refuse a target that no device is like, for which no kernel could be planned."""
+    if target == HOST:
+        return
+    if not checks.is_one_of(target.platform, WARPS):
+        raise DeviceError(f"{name} needs platform {' or '.join(WARPS)}, got {target.platform!r}")
+    for field, least in LEAST.items():
+        number = getattr(target, field)
+        if not isinstance(number, int) or number < least:
+            raise DeviceError(f"{name} needs {field} to be a whole number from {least}, got {number!r}")
+    if target.warp not in WARPS[target.platform]:
+        warps = " or ".join(map(str, WARPS[target.platform]))
+        raise DeviceError(f"{name} needs warp {warps} on {target.platform}, got {target.warp!r}")
 
 
 def targets_and_models(*, gpus: bool = False) -> str:

@@ -250,6 +250,11 @@ REFUSALS = [
         "hipBLASLt gives bfloat16 with scales per row, got float32",
     ),
     (
+        problem(target=MI300, scale_b="row", out="float16"),
+        "hipblaslt_relayout",
+        "hipBLASLt gives bfloat16 with scales per row, got float16",
+    ),
+    (
         problem("group x block", scale_b="row"),
         "cublaslt",
         "the library has no mode for scale_a per group with scale_b per row",

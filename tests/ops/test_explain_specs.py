@@ -1,5 +1,7 @@
 """`explain` without arrays: specs, meta and fake tensors, shapes of JAX, and targets by name."""
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -204,6 +206,28 @@ def test_what_is_no_target(target, monkeypatch):
     with pytest.raises(fp8core.DeviceError, match=r"^target needs .*, got "):
         fp8core.explain(fp8core.quantize, SPEC, target=target)
     with pytest.raises(fp8core.DeviceError, match=r"^device needs .*, got "):
+        fp8core.capabilities(target)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong", "needs"),
+    [
+        ("platform", "x", "platform cuda or hip, got 'x'"),
+        ("platform", "host", "platform cuda or hip, got 'host'"),
+        ("platform", ["cuda"], "platform cuda or hip, got ['cuda']"),
+        ("arch", "90", "arch to be a whole number from 1, got '90'"),
+        ("device", -2, "device to be a whole number from -1, got -2"),
+        ("multiprocessors", 0, "multiprocessors to be a whole number from 1, got 0"),
+        ("multiprocessors", 1.5, "multiprocessors to be a whole number from 1, got 1.5"),
+        ("shared_bytes", 227, "shared_bytes to be a whole number from 49152, got 227"),
+        ("warp", 64, "warp 32 on cuda, got 64"),
+    ],
+)
+def test_a_target_that_no_device_is_like_is_refused(field, wrong, needs):
+    target = TARGETS["sm_90"]._replace(**{field: wrong})
+    with pytest.raises(fp8core.DeviceError, match=f"^target needs {re.escape(needs)}$"):
+        fp8core.explain(fp8core.quantize, SPEC, target=target)
+    with pytest.raises(fp8core.DeviceError, match=f"^device needs {re.escape(needs)}$"):
         fp8core.capabilities(target)
 
 

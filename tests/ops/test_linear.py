@@ -87,6 +87,12 @@ def test_few_elements_take_one_launch(static):
     [
         ((1, 4096, 4 * MOST_ELEMENTS), {}, "needs registers", "overlapped"),
         ((1, 4096, 1 << 18), {"static": True}, "shared memory", "overlapped"),
+        (
+            (1, 8192, 12288),
+            {"static": True, "target": H200._replace(multiprocessors=78)},
+            "shared memory",
+            "overlapped",
+        ),
         ((16, 4096, 4096), {}, "elements", "overlapped"),
         ((1, 4096, 4096), {"x": "float32"}, "float32", "overlapped"),
         ((1, 4096, 4096), {"alignment": 8}, "aligned to 8", "overlapped"),

@@ -13,10 +13,10 @@ from fp8core.kernels.gemm.requirements import ROW_SCALES
 from fp8core.kernels.gemm.sm90.decode import CommonArgs, config_for, launcher_for
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
+    LEAST_STAGES,
     DecodeConfig,
-    dynamic_bytes,
+    holds,
     linear_config,
-    ring_bytes,
     width,
 )
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
@@ -103,10 +103,9 @@ FEW_ELEMENTS: Final = Requirement(
 
 
 def _fits(problem: Linear) -> bool:
-    config, side, target = fused_config(problem), width(problem.product.m), problem.product.target
-    if vectors(problem) > MOST_VECTORS:
-        return False
-    return ring_bytes(config, side, config.k_warpgroups) <= dynamic_bytes(config, side, 0, config.k_warpgroups, target)
+    config, p = fused_config(problem), problem.product
+    fewest = LEAST_STAGES * config.k_warpgroups
+    return vectors(problem) <= MOST_VECTORS and holds(config, width(p.m), 0, fewest, p.target)
 
 
 FITS: Final = Requirement(

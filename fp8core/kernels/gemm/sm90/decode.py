@@ -94,22 +94,21 @@ def launcher_for(
     """Return the compiled kernel and its grid; ``quantizer``: A_* constants if blocks write codes of a themselves."""
     side, scale_rows = a_side(problem, config), SCALE_ROWS.get(problem.scale_b, 0)
     blockwise, depth = problem.scale_a == "group", stages(config, side, scale_rows, problem.target)
-    name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
-    if not config.rows_first:
-        name, layout = (
-            "decode",
-            {
-                "FP8_WIDTH": side,
-                "FP8_M_WARPGROUPS": config.m_warpgroups,
-                "FP8_K_WARPGROUPS": config.k_warpgroups,
-                "FP8_CTAS_PER_SM": config.ctas_per_sm,
-                "FP8_SCALE_ROWS": scale_rows or BLOCK,
-                "FP8_PHASES": config.phases,
-                "FP8_RESIDUES": config.residues,
-                "FP8_AMAX": int(problem.amax),
-                **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
-            },
-        )
+    if config.rows_first:
+        name, layout = "decode_rows", {"FP8_CHANNELS": config.warpgroup_channels}
+    else:
+        name = "decode"
+        layout = {
+            "FP8_WIDTH": side,
+            "FP8_M_WARPGROUPS": config.m_warpgroups,
+            "FP8_K_WARPGROUPS": config.k_warpgroups,
+            "FP8_CTAS_PER_SM": config.ctas_per_sm,
+            "FP8_SCALE_ROWS": scale_rows or BLOCK,
+            "FP8_PHASES": config.phases,
+            "FP8_RESIDUES": config.residues,
+            "FP8_AMAX": int(problem.amax),
+            **(quantizer or {"FP8_A_VECTORS": 0, "FP8_A_ROWS": 0, "FP8_A_INPUT": 0, "FP8_A_MODE": 0}),
+        }
     launcher = jit.prepare(
         problem.target,
         f"gemm/sm90/{name}",

@@ -16,6 +16,8 @@ MORE_WIDTHS: Final = (96, 128)
 """Further N sides for a weight at any address: aligning it takes as long for few rows as for many."""
 BLOCK_K: Final = BLOCK
 """Columns of k in a stage of a ring: a k-block."""
+LEAST_STAGES: Final = 2
+"""Least k-blocks of the weight in flight per warpgroup: with fewer the kernel is not compiled."""
 MEASURED_MULTIPROCESSORS: Final = 132
 """Multiprocessors of the H200 on which all numbers about layouts were measured."""
 CLUSTERS: Final = {1: 132, 2: 66, 3: 39, 4: 30, 5: 22, 6: 17, 7: 15, 8: 15}

@@ -13,6 +13,7 @@ from fp8core.kernels.gemm.scales import in_groups, is_along_k
 from fp8core.kernels.gemm.sm90.decode import SCALE_ROWS
 from fp8core.kernels.gemm.sm90.decode_config import (
     BLOCK_K,
+    LEAST_STAGES,
     MOST_ROWS,
     STATIC_BYTES,
     DecodeConfig,
@@ -44,8 +45,6 @@ OTHER_REGISTERS: Final = {
     (64, True): 140,
 }
 """Other registers of an aligning thread, by width and whether scales change along k, as ptxas allocates them."""
-LEAST_STAGES: Final = 2
-"""Least k-blocks of the weight in flight per warpgroup: with fewer the kernel is not compiled."""
 BARRIER_BYTES: Final = 1024
 """More than the barriers of all further stages that fit take."""
 TWO_RESIDUES: Final = 12
