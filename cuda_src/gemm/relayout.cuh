@@ -31,17 +31,15 @@ DEVICE void copy_halves(const unsigned short* in, unsigned short* out, int count
     for (int i = 8 * vectors + thread; i < count; i += threads) out[i] = in[i];
 }
 
-// The whole kernel: copies up to three matrices of scales and `count` 16-bit numbers, and stores the reciprocal of
+// The whole kernel: copies up to two matrices of scales and `count` 16-bit numbers, and stores the reciprocal of
 // `number` if there is one.
 template <int THREADS>
-DEVICE void relayout_all(const Relayout<THREADS>& first, const Relayout<THREADS>& second,
-                         const Relayout<THREADS>& third, const unsigned short* halves, unsigned short* copy, int count,
-                         const float* number, float* reciprocal) {
+DEVICE void relayout_all(const Relayout<THREADS>& first, const Relayout<THREADS>& second, const unsigned short* halves,
+                         unsigned short* copy, int count, const float* number, float* reciprocal) {
     grid_dependency_launch();
     grid_dependency_wait();
     first.run();
     second.run();
-    third.run();
     copy_halves<THREADS>(halves, copy, count);
     if (number != nullptr && block_x() == 0 && thread_x() == 0) *reciprocal = reciprocal_exact(*number);
 }
@@ -50,10 +48,9 @@ DEVICE void relayout_all(const Relayout<THREADS>& first, const Relayout<THREADS>
 KERNEL(256)
 relayout(const float* in0, float* out0, long long row0, long long col0, int rows0, int cols0, int ld0,
          const float* in1, float* out1, long long row1, long long col1, int rows1, int cols1, int ld1,
-         const float* in2, float* out2, long long row2, long long col2, int rows2, int cols2, int ld2,
          const unsigned short* halves, unsigned short* copy, int halves_count, const float* number,
          float* reciprocal) {
     // clang-format on
-    relayout_all<256>({in0, out0, row0, col0, rows0, cols0, ld0}, {in1, out1, row1, col1, rows1, cols1, ld1},
-                      {in2, out2, row2, col2, rows2, cols2, ld2}, halves, copy, halves_count, number, reciprocal);
+    relayout_all<256>({in0, out0, row0, col0, rows0, cols0, ld0}, {in1, out1, row1, col1, rows1, cols1, ld1}, halves,
+                      copy, halves_count, number, reciprocal);
 }

@@ -11,7 +11,7 @@
 // and WAVEFRONTS alone, not on m or other rows. Rows past m and n load the last row again, and their results are
 // dropped; k past its end counts as zeros.
 //
-// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / 16); a grid of
+// The caller owes: k, lda and ldb divisible by 16, k not 0, a and b aligned to 16; row_tiles = ceil(m / 16); a grid of
 // row_tiles * ceil(n / 16) blocks of WAVEFRONTS * WARP threads; scale strides, 0 where one scale serves all rows.
 constexpr int A = FP8_A, B = FP8_B, WAVEFRONTS = FP8_WAVEFRONTS, UNROLL = FP8_UNROLL;
 constexpr int VECTOR_BYTES = 16;  // bytes of a row that a lane loads at once

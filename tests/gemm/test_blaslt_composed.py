@@ -68,8 +68,8 @@ def test_arranged_expands_a_scalar_and_takes_the_other_as_it_is(stub, kernels):
     ((entry, stream, arguments),) = kernels
     assert (entry, stream) == ("relayout", STREAM)
     assert arguments[:7] == (SCALE_A, SCRATCH + 1024, 0, 0, 1, 64, 64)
-    assert arguments[9:14] == arguments[16:21] == NOTHING
-    assert arguments[23:25] == (0, 0)
+    assert arguments[9:14] == NOTHING
+    assert arguments[16:18] == (0, 0)
     said = fields(stub.lines("Matmul")[-1])
     assert (said["scale_B"], said["scale_A"]) == (str(SCRATCH + 1024), str(SCALE_B))
     assert launch.scratch_bytes == 1024 + 256
@@ -107,7 +107,7 @@ def test_arranged_moves_vectors_to_aligned_addresses(stub, kernels):
     ((_, _, arguments),) = kernels
     assert arguments[:7] == (SCALE_A, at_a, 0, 0, 1, 1, 1)
     assert arguments[7:14] == (SCALE_B, at_b, 0, 0, 1, 1, 1)
-    assert arguments[21:24] == (BIAS, at_bias, 256)
+    assert arguments[14:17] == (BIAS, at_bias, 256)
     said = fields(stub.lines("Matmul")[-1])
     assert (said["scale_B"], said["scale_A"], said["bias"]) == (str(at_a), str(at_b), str(at_bias))
     assert launch.scratch_bytes == at_bias + 512 - SCRATCH
@@ -127,8 +127,8 @@ def test_padded_multiplies_a_copy_into_a_copy(stub, kernels, m, strides):
     (_, _, before), (_, _, after) = kernels
     at_scale, at_a, at_out = before[1], int(said["B"]), int(said["D"])
     assert before[:7] == (SCALE_A, at_scale, strides[1], strides[0], 32, m, rows)
-    assert before[21:24] == (A, at_a, m * 4096 // 2)
-    assert after[21:24] == (at_out, OUT, m * 256)
+    assert before[14:17] == (A, at_a, m * 4096 // 2)
+    assert after[14:17] == (at_out, OUT, m * 256)
     assert (said["A"], said["scale_B"], said["scale_A"], said["bias"]) == tuple(map(str, (B, at_scale, SCALE_B, BIAS)))
     assert SCRATCH + 1000 <= at_scale <= at_a - 32 * rows * 4
     assert at_a + rows * 4096 <= at_out == SCRATCH + launch.scratch_bytes - rows * 256 * 2
@@ -142,7 +142,7 @@ def test_padded_moves_scales_that_the_library_does_not_take_as_they_are(stub, ke
     (_, _, before), _ = kernels
     assert before[:7] == (SCALE_A, at_a, 67, 1, 33, 67, 68)
     assert before[7:14] == (SCALE_B, at_b, 33, 1, 2, 33, 36)
-    assert before[22] == at_b + 512
+    assert before[15] == at_b + 512
     said = fields(stub.lines("Matmul")[-1])
     assert (said["scale_B"], said["scale_A"], said["B"]) == (str(at_a), str(at_b), str(at_b + 512))
 
@@ -178,7 +178,7 @@ def test_finished_moves_what_the_library_does_not_take_as_it_is(stub, kernels, m
     ((_, _, arguments),) = kernels
     assert arguments[:7] == (SCALE_A, at_a, 67, 1, 33, 64, 64)
     assert arguments[7:14] == (SCALE_B, at_b, 33, 1, 2, 33, 36)
-    assert arguments[21:24] == (BIAS, at_bias, 256)
+    assert arguments[14:17] == (BIAS, at_bias, 256)
     said = fields(stub.lines("Matmul")[-1])
     assert (said["scale_B"], said["scale_A"], said["bias"]) == (str(at_a), str(at_b), str(at_bias))
     places = (A + 64 * 4224, B, SCALE_A + 4 * 64, SCALE_B, at_bias, OUT + 64 * 272 * 4)
@@ -241,7 +241,7 @@ def test_an_epilogue_has_blocks_for_all_channels_and_rows_that_run_at_once(m, n,
 @pytest.mark.parametrize(("halves", "blocks"), [(0, 1), (1024, 1), (1025, 2), (1 << 30, 132 * 8)])
 def test_one_launch_moves_everything_with_a_block_at_least_for_a_number_alone(halves, blocks):
     with mock.patch.object(jit, "prepare") as prepare:
-        plan_moves(H200, (NOTHING, NOTHING, NOTHING), halves)
+        plan_moves(H200, (NOTHING, NOTHING), halves)
     assert prepare.return_value.bind_args.call_args.args[0] == (blocks, 1, 1)
 
 
@@ -275,12 +275,12 @@ def test_arrange_scales_is_a_padded_strided_copy(emulator, target, mode, strides
     with emulator.watch() as memory:
         source, number = memory.array(storage), memory.array(np.float32([3.0]))
         out, reciprocal = memory.empty(want.shape, np.float32), memory.empty((1,), np.float32)
-        arrange = plan_moves(target, (NOTHING, place, NOTHING), halves=37)
+        arrange = plan_moves(target, (NOTHING, place), halves=37)
         halves, copy = memory.array(np.arange(37, dtype=np.uint16), offset=2), memory.empty((37,), np.uint16)
         arrange(
             0,
-            (0, source.ctypes.data, 0),
-            (0, out.ctypes.data, 0),
+            (0, source.ctypes.data),
+            (0, out.ctypes.data),
             (halves.ctypes.data, copy.ctypes.data),
             (number.ctypes.data, reciprocal.ctypes.data),
         )
@@ -295,22 +295,21 @@ def test_halves_are_copied_wherever_they_lie(emulator, target, count, offset):
     with emulator.watch() as memory:
         halves = memory.array(np.arange(count, dtype=np.uint16), offset=offset)
         copy = memory.empty((count,), np.uint16)
-        arrange = plan_moves(target, (NOTHING, NOTHING, NOTHING), halves=count)
-        arrange(0, (0, 0, 0), (0, 0, 0), (halves.ctypes.data, copy.ctypes.data), (0, 0))
+        arrange = plan_moves(target, (NOTHING, NOTHING), halves=count)
+        arrange(0, (0, 0), (0, 0), (halves.ctypes.data, copy.ctypes.data), (0, 0))
         assert (copy == halves).all()
 
 
-def test_three_places_are_arranged_by_one_launch(emulator):
+def test_both_places_are_arranged_by_one_launch(emulator):
     storage = np.arange(100, dtype=np.float32)
-    places = (Relayout(0, 0, 1, 5, 8), Relayout(1, 10, 4, 6, 6), Relayout(0, 2, 1, 7, 7))
+    places = (Relayout(0, 0, 1, 5, 8), Relayout(1, 10, 4, 6, 6))
     with emulator.watch() as memory:
         source = memory.array(storage)
         outs = [memory.empty((place.rows, place.ld), np.float32) for place in places]
         arrange = plan_moves(CUDA, places)
-        arrange(0, (source.ctypes.data,) * 3, tuple(out.ctypes.data for out in outs), (0, 0), (0, 0))
+        arrange(0, (source.ctypes.data,) * 2, tuple(out.ctypes.data for out in outs), (0, 0), (0, 0))
         assert (outs[0] == [[0, 0, 0, 0, 0, 1, 1, 1]]).all()
         assert (outs[1] == storage[:60].reshape(6, 10)[:, :4].T).all()
-        assert (outs[2] == storage[:14:2]).all()
     assert emulator.launches == ["relayout"]
 
 

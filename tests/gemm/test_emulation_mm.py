@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
-from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, plan_moves
+from fp8core.kernels.gemm.blaslt.moves import Relayout, plan_moves
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.realigned import plan_copy, plan_realign
 from fp8core.ops.example_problems import example_product
@@ -83,9 +83,9 @@ def test_arranged_scales_lie_as_the_libraries_want_them(emulator, target):
             memory.empty((1,), np.float32),
         )
         halves, copy = memory.array(np.arange(33, dtype=np.uint16)), memory.empty((33,), np.uint16)
-        launch = plan_moves(target, (Relayout(1, 300, 300, 7, 7), Relayout(5, 1, 3, 5, 8), NOTHING), halves.size)
+        launch = plan_moves(target, (Relayout(1, 300, 300, 7, 7), Relayout(5, 1, 3, 5, 8)), halves.size)
         launch(
-            *(0, (first.ctypes.data, second.ctypes.data, 0), (moved.ctypes.data, padded.ctypes.data, 0)),
+            *(0, (first.ctypes.data, second.ctypes.data), (moved.ctypes.data, padded.ctypes.data)),
             *((halves.ctypes.data, copy.ctypes.data), (number.ctypes.data, inverted.ctypes.data)),
         )
         assert (copy == halves).all()

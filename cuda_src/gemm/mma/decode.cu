@@ -12,7 +12,7 @@
 // rows. The tensor cores accumulate only within a chunk, because some GPUs keep only 14 bits of sums. Rows past m and
 // n load an earlier row again, and their results are dropped; k past its end counts as zeros.
 //
-// The caller owes: k, lda and ldb divisible by 16 and not 0, a and b aligned to 16; row_tiles = ceil(m / SIDE); a grid
+// The caller owes: k, lda and ldb divisible by 16, k not 0, a and b aligned to 16; row_tiles = ceil(m / SIDE); a grid
 // of row_tiles * ceil(n / (16 * TILES)) blocks of WARPS * 32 threads; WARPS * SIDE * (16 * TILES + 4) floats of dynamic
 // shared memory; scale strides over (m, k blocks) and (n or n blocks, k blocks), 0 where broadcast; B_BLOCK where a
 // scale covers 128 channels.

@@ -15,7 +15,7 @@ BLOCKS_PER_MULTIPROCESSOR: Final = 8
 
 
 class RelayoutArgs(NamedTuple):
-    """The arguments of relayout: three matrices of scales, 16-bit numbers to copy, and a number to invert."""
+    """The arguments of relayout: two matrices of scales, 16-bit numbers to copy, and a number to invert."""
 
     in0: Pointer
     out0: Pointer
@@ -31,13 +31,6 @@ class RelayoutArgs(NamedTuple):
     rows1: Int32
     cols1: Int32
     ld1: Int32
-    in2: Pointer
-    out2: Pointer
-    row2: Int64
-    col2: Int64
-    rows2: Int32
-    cols2: Int32
-    ld2: Int32
     halves: Pointer
     copy: Pointer
     halves_count: Int32
@@ -45,7 +38,8 @@ class RelayoutArgs(NamedTuple):
     reciprocal: Pointer
 
 
-Move = Callable[[int, tuple[int, int, int], tuple[int, int, int], tuple[int, int], tuple[int, int]], None]
+Pair = tuple[int, int]
+Move = Callable[[int, Pair, Pair, Pair, Pair], None]
 
 
 class Relayout(NamedTuple):
@@ -97,7 +91,7 @@ def relayout_of(mode: ScaleMode, strides: tuple[int, int], rows: int, k: int) ->
             return Relayout(strides[0], strides[1], ceil_div(rows, BLOCK), blocks, round_up(blocks, 4))
 
 
-def plan_moves(target: Target, places: tuple[Relayout, Relayout, Relayout], halves: int = 0) -> Move:
+def plan_moves(target: Target, places: tuple[Relayout, Relayout], halves: int = 0) -> Move:
     """Return ``move(stream, sources, results, bias, out_scale)``, one launch.
 
     ``sources`` and ``results`` are the addresses of each matrix (any address for `NOTHING`). ``bias`` is the source and
@@ -107,19 +101,13 @@ def plan_moves(target: Target, places: tuple[Relayout, Relayout, Relayout], halv
     launcher = jit.prepare(target, "gemm/relayout", "relayout", {}, RelayoutArgs, block=THREADS)
     most = max(halves, *(place.rows * place.ld for place in places))
     blocks = min(ceil_div(most, THREADS * ELEMENTS_PER_THREAD), BLOCKS_PER_MULTIPROCESSOR * target.multiprocessors)
-    first, second, third = places
-    args = RelayoutArgs(0, 0, *first, 0, 0, *second, 0, 0, *third, 0, 0, halves, 0, 0)
+    first, second = places
+    args = RelayoutArgs(0, 0, *first, 0, 0, *second, 0, 0, halves, 0, 0)
     launch = launcher.bind_args((max(blocks, 1), 1, 1), args)
 
-    def move(
-        stream: int,
-        sources: tuple[int, int, int],
-        results: tuple[int, int, int],
-        bias: tuple[int, int],
-        out_scale: tuple[int, int],
-    ) -> None:
-        in0, in1, in2 = sources
-        out0, out1, out2 = results
-        launch(stream, in0, out0, in1, out1, in2, out2, *bias, *out_scale)
+    def move(stream: int, sources: Pair, results: Pair, bias: Pair, out_scale: Pair) -> None:
+        in0, in1 = sources
+        out0, out1 = results
+        launch(stream, in0, out0, in1, out1, *bias, *out_scale)
 
     return move

@@ -38,8 +38,8 @@ def plan_pad_m(p: ScaledMm) -> Matmul:
     scales = relayout_of(modes(p)[1], p.scale_a_strides, p.m, p.k)._replace(ld=rows)
     second = relayouts(p)[1]
     out_bytes = p.n * ITEMSIZE[p.out]
-    move_in = plan_moves(p.target, (scales, second, NOTHING), p.m * p.k // 2)
-    move_out = plan_moves(p.target, (NOTHING, NOTHING, NOTHING), p.m * out_bytes // 2)
+    move_in = plan_moves(p.target, (scales, second), p.m * p.k // 2)
+    move_out = plan_moves(p.target, (NOTHING, NOTHING), p.m * out_bytes // 2)
     at_scale_a = scratch_part(multiply.scratch_bytes)
     at_scale_b = at_scale_a + scratch_part(scales.nbytes)
     at_a = at_scale_b + scratch_part(second.nbytes)
@@ -50,9 +50,9 @@ def plan_pad_m(p: ScaledMm) -> Matmul:
         a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
         copy_a, copy_out = scratch + at_a, scratch + at_out
         copy_scale_a, copy_scale_b = scratch + at_scale_a, scratch + at_scale_b
-        move_in(stream, (scale_a, scale_b, 0), (copy_scale_a, copy_scale_b, 0), (a, copy_a), (0, 0))
+        move_in(stream, (scale_a, scale_b), (copy_scale_a, copy_scale_b), (a, copy_a), (0, 0))
         given_b = copy_scale_b if move_b else scale_b
         multiply(stream, copy_a, b, copy_scale_a, given_b, bias, copy_out, out_scale, amax, scratch)
-        move_out(stream, (0, 0, 0), (0, 0, 0), (copy_out, out), (0, 0))
+        move_out(stream, (0, 0), (0, 0), (copy_out, out), (0, 0))
 
     return ready(launch, scratch_bytes=at_out + scratch_part(rows * out_bytes))

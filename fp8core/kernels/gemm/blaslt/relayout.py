@@ -13,7 +13,7 @@ def plan_relayout(p: ScaledMm, number: int = 0) -> Matmul:
     multiply = matmul.plan(product(p), number)
     first, second = relayouts(p)
     halves = moved_bias(p)
-    move = plan_moves(p.target, (first, second, NOTHING), halves)
+    move = plan_moves(p.target, (first, second), halves)
     at_a = scratch_part(multiply.scratch_bytes)
     at_b = at_a + scratch_part(first.nbytes)
     at_bias = at_b + scratch_part(second.nbytes)
@@ -23,7 +23,7 @@ def plan_relayout(p: ScaledMm, number: int = 0) -> Matmul:
     def launch(stream: int, *addresses: int) -> None:
         a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
         result_a, result_b, copy, reciprocal = scratch + at_a, scratch + at_b, scratch + at_bias, scratch + at_out
-        move(stream, (scale_a, scale_b, 0), (result_a, result_b, 0), (bias, copy), (out_scale, reciprocal))
+        move(stream, (scale_a, scale_b), (result_a, result_b), (bias, copy), (out_scale, reciprocal))
         given_a, given_b = result_a if move_a else scale_a, result_b if move_b else scale_b
         given_bias, given_scale = copy if halves else bias, reciprocal if inverted else 0
         multiply(stream, a, b, given_a, given_b, given_bias, out, given_scale, amax, scratch)

@@ -28,7 +28,7 @@ def plan_split_m(p: ScaledMm) -> Matmul:
     first = relayout_of(modes(p)[1], p.scale_a_strides, head, p.k)
     second = relayouts(p)[1]
     halves = moved_bias(p)
-    move = plan_moves(p.target, (first, second, NOTHING), halves)
+    move = plan_moves(p.target, (first, second), halves)
     at_scale_a = scratch_part(multiply.scratch_bytes)
     at_scale_b = at_scale_a + scratch_part(first.nbytes)
     at_bias = at_scale_b + scratch_part(second.nbytes)
@@ -38,7 +38,7 @@ def plan_split_m(p: ScaledMm) -> Matmul:
     def launch(stream: int, *addresses: int) -> None:
         a, b, scale_a, scale_b, bias, out, out_scale, amax, scratch = addresses
         copy_scale_a, copy_scale_b, copy_bias = scratch + at_scale_a, scratch + at_scale_b, scratch + at_bias
-        move(stream, (scale_a, scale_b, 0), (copy_scale_a, copy_scale_b, 0), (bias, copy_bias), (0, 0))
+        move(stream, (scale_a, scale_b), (copy_scale_a, copy_scale_b), (bias, copy_bias), (0, 0))
         given_b, given_bias = copy_scale_b if move_b else scale_b, copy_bias if halves else bias
         multiply(stream, a, b, copy_scale_a, given_b, given_bias, out, out_scale, amax, scratch)
         finish(stream, a + skip_a, b, scale_a + skip_scale, scale_b, given_bias, out + skip_out, 0, 0, 0)
