@@ -46,9 +46,9 @@ def refused(names: Sequence[str]) -> CheckpointError:
     return CheckpointError(f"{names[0]} needs finite values, got NaN or Inf{others}")
 
 
-def has_hooks(layer: nn.Module) -> bool:
-    """Return whether a layer has hooks of calls or of states, which a layer in its place would not have."""
-    return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
+def hooks_of(module: nn.Module) -> list[str]:
+    """Return the kinds of hooks of calls and of states that a module has, which one in its place would not have."""
+    return [kind for kind, hooks in vars(module).items() if kind.endswith("_hooks") and hooks]
 
 
 def refuse_additions(name: str, module: nn.Module, own_states: bool = False) -> None:
@@ -62,8 +62,7 @@ def refuse_additions(name: str, module: nn.Module, own_states: bool = False) -> 
     Raises:
         LayoutError: it has some.
     """
-    hooks = [one for one, those in vars(module).items() if one.endswith("_hooks") and those]
-    if not all(own_states and "state_dict" in one for one in hooks):
+    if not all(own_states and "state_dict" in kind for kind in hooks_of(module)):
         raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
     if has_own_forward(module):
         raise LayoutError(f"model needs layers with the forward of their class, got another on {name}")
@@ -160,7 +159,7 @@ def _reason_to_keep(
     for place in places:
         if isinstance(place.parent, READ_WEIGHTS):
             return f"its {type(place.parent).__name__} reads the weight itself"
-    if has_hooks(layer):
+    if hooks_of(layer):
         return "it has hooks"
     reason = _unusual_parameter(layer)
     if reason is not None:

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.checkpoint.naming import NAMES, OTHERS, ZERO_POINTS
-from fp8core.errors import CheckpointError, LayoutError
+from fp8core.errors import CheckpointError
 from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.input_dtypes import CODES
-from fp8core.torch.layers import has_hooks, refuse_additions
+from fp8core.torch.layers import refuse_additions
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.grouping import alone, group_experts_, names_of, put, separate_experts_
@@ -47,8 +47,8 @@ def convert_(model: Any) -> tuple[str, ...]:
             stacked experts. Layers before this one have been replaced then. Or a layer has zero points that are not
             zero, or scales of other quantizations, or is an FP8GroupedLinear, which multiplies each group of its
             channels with another input; no layer has been then.
-        LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
-            example; or model is itself a layer. No layer has been replaced then.
+        LayoutError: a layer has hooks or a forward of its own, which would be lost: with them compressed-tensors
+            transforms and quantizes inputs, for example; or model is itself a layer. No layer has been replaced then.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -151,7 +151,7 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
 
 def _refuse_more(name: str, module: nn.Module) -> None:
-    """Refuse an FP8 module that is not one product of its codes and scales, or whose hooks would be lost."""
+    """Refuse an FP8 module that is not one product of its codes and scales, or has what would be lost with it."""
     held = {**module._parameters, **module._buffers}
     others = (one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS)
     other = next((one for one in others if f".{one}" not in ZERO_POINTS or not _is_zero(held[one])), None)
@@ -161,8 +161,7 @@ def _refuse_more(name: str, module: nn.Module) -> None:
     if hasattr(module, "n_groups"):
         what = f"{name}, a {type(module).__name__} of {module.n_groups}"
         raise CheckpointError(f"model needs FP8 layers of one product each, got {what}")
-    if has_hooks(module):
-        raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
+    refuse_additions(name, module)
 
 
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:

@@ -164,24 +164,36 @@ def test_zero_points_of_zero_are_dropped(dtype):
     assert set(model.state_dict()) == {"0.weight", "0.weight_scale"}
 
 
-@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
-def test_layers_with_hooks_are_refused(register):
-    """With one compressed-tensors transforms a layer's inputs, whose weight is that of the transformed ones."""
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), of_fbgemm(*channelwise()[:2]))
-    getattr(model[1], register)(lambda *_: None)
-    before = list(model.modules())
-    with pytest.raises(LayoutError, match="model needs layers without hooks, got some on 1: remove them first"):
-        convert_(model)
-    assert list(model.modules()) == before
-
-
-def test_stacked_experts_with_hooks_are_refused_before_anything_is_replaced():
+def of_stacked_experts():
     experts = nn.Module()
     experts.down_proj = nn.Parameter(torch.zeros(2, 8, 8).to(torch.float8_e4m3fn), requires_grad=False)
-    experts.register_forward_hook(lambda *_: None)
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), experts)
+    return experts
+
+
+def quantized_by_compressed_tensors(layer):
+    pytest.importorskip("compressed_tensors.quantization.lifecycle.forward").set_forward_quantized(layer)
+
+
+HOOKED, PATCHED = "without hooks, got some on {}: remove them first", "the forward of their class, got another on {}$"
+
+
+@pytest.mark.parametrize("made", [lambda: of_fbgemm(*channelwise()[:2]), of_stacked_experts], ids=["layer", "experts"])
+@pytest.mark.parametrize(
+    ("add", "match"),
+    [
+        (lambda layer: layer.register_forward_pre_hook(lambda *_: None), HOOKED),
+        (lambda layer: layer.register_forward_hook(lambda *_: None), HOOKED),
+        (lambda layer: setattr(layer, "forward", print), PATCHED),
+        (quantized_by_compressed_tensors, PATCHED),
+    ],
+    ids=["pre_hook", "hook", "forward", "compressed-tensors"],
+)
+def test_layers_that_would_lose_something_are_refused_before_anything_is_replaced(add, match, made):
+    """With a hook compressed-tensors transforms a layer's inputs, whose weight is that of the transformed ones."""
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), made())
+    add(model[1])
     before = list(model.modules())
-    with pytest.raises(LayoutError, match="model needs layers without hooks, got some on 1: remove them first"):
+    with pytest.raises(LayoutError, match=match.format(1)):
         convert_(model)
     assert list(model.modules()) == before
 
@@ -288,11 +300,8 @@ def test_what_is_in_two_places_is_replaced_in_both(change):
 @pytest.mark.parametrize(
     ("add", "match"),
     [
-        (
-            lambda experts: experts.register_forward_hook(lambda *_: None),
-            r"without hooks, got some on \S+\.1\.mlp\.experts",
-        ),
-        (lambda experts: setattr(experts, "forward", print), r"the forward of their class, got another on \S+\.1\.mlp"),
+        (lambda experts: experts.register_forward_hook(lambda *_: None), HOOKED),
+        (lambda experts: setattr(experts, "forward", print), PATCHED),
     ],
     ids=["hook", "forward"],
 )
@@ -300,7 +309,7 @@ def test_experts_that_would_lose_something_are_not_split(add, match):
     model = random_model("qwen3_moe")
     add(model.model.layers[1].mlp.experts)
     before = list(model.modules())
-    with pytest.raises(LayoutError, match=match):
+    with pytest.raises(LayoutError, match=match.format(r"model\.layers\.1\.mlp\.experts")):
         split_experts_(model)
     assert list(model.modules()) == before
 
