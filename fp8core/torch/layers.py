@@ -8,7 +8,7 @@ from torch import nn
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.selection import Selection, selection
-from fp8core.errors import CheckpointError, LayoutError
+from fp8core.errors import CheckpointError, DTypeError, LayoutError
 from fp8core.interop.names import dtype_spelling
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
@@ -18,6 +18,16 @@ READ_WEIGHTS: Final = nn.MultiheadAttention, nn.TransformerEncoderLayer
 """Modules that pass the weights of their layers to kernels of torch without calling the layers."""
 _LINEAR: Final = kinds.LINEAR, kinds.CONV1D, kinds.MAYBE_CONV1D
 """Kinds of names that may be quantized: a name that could be a Conv1D in a file is an ``nn.Linear`` here."""
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model.
+
+    Raises:
+        DTypeError: it is no ``torch.nn.Module``.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"model needs a torch.nn.Module, got {type(model).__name__}")
 
 
 class Place(NamedTuple):

@@ -14,7 +14,7 @@ from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.input_dtypes import CODES
-from fp8core.torch.layers import refuse_additions
+from fp8core.torch.layers import check_model, refuse_additions
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.grouping import alone, group_experts_, names_of, put, separate_experts_
@@ -47,6 +47,7 @@ def convert_(model: Any) -> tuple[str, ...]:
             stacked experts. Layers before this one have been replaced then. Or a layer has zero points that are not
             zero, or scales of other quantizations, or is an FP8GroupedLinear, which multiplies each group of its
             channels with another input; no layer has been then.
+        DTypeError: model is no ``torch.nn.Module``.
         LayoutError: a layer has hooks or a forward of its own, which would be lost: with them compressed-tensors
             transforms and quantizes inputs, for example; or model is itself a layer. No layer has been replaced then.
 
@@ -57,6 +58,7 @@ def convert_(model: Any) -> tuple[str, ...]:
         >>> convert_(LlamaModel(LlamaConfig(**sizes, num_attention_heads=2)))  # it has no FP8 layers
         ()
     """
+    check_model(model)
     converted: list[str] = []
     transforms, places = transforms_of(model), names_of(model)
     unstacked: set[str] = set()
@@ -112,6 +114,7 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         DeviceError: accelerate has offloaded experts. No module has been replaced then.
         LayoutError: experts, or a layer of `GroupedExperts`, have hooks or a forward of their own, which would be lost;
             or model is itself `GroupedExperts`. No module has been replaced then.
+        DTypeError: model is no ``torch.nn.Module``.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -121,6 +124,7 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         >>> split_experts_(model)[:3]
         ('layers.0.mlp.experts.0.gate_proj', 'layers.0.mlp.experts.0.up_proj', 'layers.0.mlp.experts.0.down_proj')
     """
+    check_model(model)
     split: list[str] = []
     transforms, offloaded = transforms_of(model), Offloaded(model)
     unstacked: set[str] = set()

@@ -11,7 +11,7 @@ from fp8core.kernels.grouped.args import MOST_GROUPS
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
-from fp8core.torch.layers import hooks_of, refuse_additions
+from fp8core.torch.layers import check_model, hooks_of, refuse_additions
 from fp8core.transformers.experts import Experts
 from fp8core.transformers.grouped import GroupedExperts
 
@@ -61,6 +61,7 @@ def group_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         LayoutError: model is itself `Experts`, so that there is no parent to put another module into.
+        DTypeError: model is no ``torch.nn.Module``.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -72,6 +73,7 @@ def group_experts_(model: Any) -> tuple[str, ...]:
         >>> group_experts_(model)
         ('layers.0.mlp.experts',)
     """
+    check_model(model)
     return _replaced(model, lambda module: isinstance(module, Experts) and can_be_grouped(module), GroupedExperts)
 
 

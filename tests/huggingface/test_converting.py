@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, 
 from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
-from fp8core.errors import CheckpointError, DeviceError, LayoutError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError, DTypeError, LayoutError  # noqa: E402
 from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_  # noqa: E402
 from fp8core.transformers import (  # noqa: E402
     Experts,
@@ -138,6 +138,12 @@ def test_a_static_scale_beside_scales_of_blocks_is_refused_with_the_layer_s_name
         CheckpointError, match="0 needs scales per tensor or channel beside activation_scale, got blocks"
     ):
         convert_(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("change", [convert_, split_experts_, group_experts_])
+def test_what_is_no_model_is_refused_by_its_type(change):
+    with pytest.raises(DTypeError, match=r"^model needs a torch\.nn\.Module, got str$"):
+        change("meta-llama/Llama-3.1-8B")
 
 
 def test_a_layer_alone_is_refused():
