@@ -45,6 +45,7 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
             weight is not FP8, or no layer supports its scales; a scale is NaN, infinite, zero or negative; the model
             has no linear layer for an FP8 weight; a weight to be quantized holds NaN or infinities; or a file cannot be
             read.
+        DTypeError: dtype, or that of the checkpoint, is not float32, float16 or bfloat16.
 
     Examples:
         >>> from tempfile import TemporaryDirectory

@@ -19,6 +19,7 @@ from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
+from fp8core.torch.input_dtypes import high_precision
 from fp8core.torch.layers import not_finite, refused
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
@@ -75,6 +76,14 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         if isinstance(device_map, Mapping) and "disk" in device_map.values():
             places = ", ".join(name or "the whole model" for name, place in device_map.items() if place == "disk")
             raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {places} on the disk")
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which a model is loaded, which its FP8 layers take as that of their inputs.
+
+        Raises:
+            DTypeError: they take no inputs of this dtype.
+        """
+        return high_precision(dtype)
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         spread = getattr(model.config, "distributed_config", None)  # set only while a model is distributed; not saved

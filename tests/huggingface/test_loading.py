@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402 - after the skips
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint  # noqa: E402
-from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError, DTypeError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Fp8CoreConfig, Fp8CoreQuantizer, config_for, from_pretrained  # noqa: E402
 from huggingface.cases import TOKENS, config_of, fp8_layers, logits, same, tensors_of, written  # noqa: E402
@@ -52,6 +52,16 @@ def test_the_dtype_is_the_model_s(folders, dtype):
         model = from_pretrained(folders / name, dtype=dtype)
         assert model.dtype == (torch.float16 if dtype in (torch.float16, "float16") else torch.bfloat16)
         assert is_fp8(model)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "got"), [(torch.float64, "float64"), ("float64", "float64"), (torch.float8_e4m3fn, "float8_e4m3fn")]
+)
+@both
+def test_a_dtype_that_no_layer_takes_is_refused_before_weights_are_read(folders, name, dtype, got):
+    words = rf"^dtype needs one of float32, float16, bfloat16, as a torch\.dtype, got torch\.{got}$"
+    with pytest.raises(DTypeError, match=words):
+        from_pretrained(folders / name, dtype=dtype)
 
 
 @pytest.mark.parametrize("given", ["object", "folder", "config_for"])
