@@ -1,7 +1,7 @@
 """Conversions of loaded models: of FP8 layers that transformers made itself, and of experts that it stacked."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from fp8core.checkpoint.naming import NAMES, OTHERS, ZERO_POINTS
 from fp8core.errors import CheckpointError
 from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
-from fp8core.torch import Linear
+from fp8core.torch import GroupedLinear, Linear
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.input_dtypes import CODES
@@ -46,7 +46,8 @@ def convert_(model: Any) -> tuple[str, ...]:
             blocks beside a static scale of inputs; or transformers has no conversion that names the projections of
             stacked experts. Layers before this one have been replaced then. Or a layer has zero points that are not
             zero, or scales of other quantizations, or is an FP8GroupedLinear, which multiplies each group of its
-            channels with another input; no layer has been then.
+            channels with another input; or an FP8 parameter is in neither a linear layer nor stacked experts. No layer
+            has been then.
         DTypeError: model is no ``torch.nn.Module``.
         LayoutError: a layer has hooks or a forward of its own, which would be lost: with them compressed-tensors
             transforms and quantizes inputs, for example; or model is itself a layer. No layer has been replaced then.
@@ -64,19 +65,17 @@ def convert_(model: Any) -> tuple[str, ...]:
     unstacked: set[str] = set()
     offloaded = Offloaded(model)
     for module, (name, *_) in places.items():
-        if not isinstance(module, Linear) and any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
+        if not isinstance(module, Linear | GroupedLinear) and any(map(_is_fp8, module._parameters.values())):
             offloaded.refuse(name, module)
             _refuse_more(name, module)
             if module is model:
                 raise alone(module)
     for module, names in places.items():
         name = names[0]
-        codes = module._parameters.get("weight")
-        stacked = module._parameters.get(DOWN)
-        if isinstance(module, nn.Linear) and not isinstance(module, Linear) and _is_fp8(codes):
+        if _is_layer(module) and not isinstance(module, Linear):
             put(model, names, module, _linear(name, module))
             converted.append(name)
-        elif stacked is not None and stacked.ndim == 3 and _is_fp8(stacked):
+        elif _are_experts(module):
             layout = layout_of(name, transforms)
             if layout is None:
                 raise CheckpointError(f"experts need names that transformers can stack, got {name} without them")
@@ -156,6 +155,10 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
 def _refuse_more(name: str, module: nn.Module) -> None:
     """Refuse an FP8 module that is not one product of its codes and scales, or has what would be lost with it."""
+    if not (_is_layer(module) or _are_experts(module)):
+        parameter = next(one for one, tensor in module._parameters.items() if _is_fp8(tensor))
+        what = f"{name}.{parameter} in a {type(module).__name__}".removeprefix(".")
+        raise CheckpointError(f"model needs FP8 weights of linear layers or of stacked experts, got {what}")
     held = {**module._parameters, **module._buffers}
     others = (one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS)
     other = next((one for one in others if f".{one}" not in ZERO_POINTS or not _is_zero(held[one])), None)
@@ -171,6 +174,15 @@ def _refuse_more(name: str, module: nn.Module) -> None:
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the names of the stacked tensors of experts, each with the projections that it holds."""
     return (GATED if len(layout.first) == 2 else PLAIN, layout.first), (DOWN, (layout.down,))
+
+
+def _is_layer(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return isinstance(module, nn.Linear) and _is_fp8(module._parameters.get("weight"))
+
+
+def _are_experts(module: nn.Module) -> bool:
+    down = module._parameters.get(DOWN)
+    return down is not None and down.ndim == 3 and _is_fp8(down)
 
 
 def _is_zero(tensor: Tensor | None) -> bool:

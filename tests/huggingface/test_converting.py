@@ -132,6 +132,19 @@ def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
     assert list(model.modules()) == before
 
 
+@pytest.mark.parametrize(
+    ("parameter", "shape"), [("down_proj", (64, 64)), ("down_proj", (64,)), ("kernel", (64, 64)), ("weight", (64, 64))]
+)
+def test_fp8_parameters_of_what_is_no_layer_are_refused_by_name(parameter, shape):
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), nn.Module())
+    model[1].register_parameter(parameter, nn.Parameter(torch.ones(shape).to(torch.float8_e4m3fn), False))
+    before = list(model.modules())
+    words = f"needs FP8 weights of linear layers or of stacked experts, got 1.{parameter} in a Module$"
+    with pytest.raises(CheckpointError, match=words):
+        convert_(model)
+    assert list(model.modules()) == before
+
+
 def test_a_static_scale_beside_scales_of_blocks_is_refused_with_the_layer_s_name():
     layer = finegrained_fp8.FP8Linear(128, 128, block_size=(128, 128), activation_scheme="static")
     with pytest.raises(
@@ -208,6 +221,15 @@ def test_layers_that_are_converted_already_keep_their_hooks():
     model = nn.Sequential(of_fbgemm(*channelwise()[:2]))
     assert convert_(model) == ("0",)
     model[0].register_forward_hook(lambda *_: None)
+    assert convert_(model) == ()
+
+
+def test_grouped_layers_keep_their_hooks():
+    model = random_model("qwen3_moe")
+    split_experts_(model)
+    quantize_model_(model)
+    (name, *_) = group_experts_(model)
+    model.get_submodule(name).down_proj.register_forward_hook(lambda *_: None)
     assert convert_(model) == ()
 
 
