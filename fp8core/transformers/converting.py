@@ -1,6 +1,6 @@
 """Conversions of loaded models: of FP8 layers that transformers made itself, and of experts that it stacked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final, TypeGuard
 
 import torch
@@ -89,10 +89,12 @@ def convert_(model: Any) -> tuple[str, ...]:
             put(model, names, module, experts)
     if converted:
         dtype = _dtype(model)
-        for name in converted:
-            model.get_submodule(name).compute_dtype = dtype
+        layers = {name: model.get_submodule(name) for name in converted}
+        for layer in layers.values():
+            layer.compute_dtype = dtype
+        static = {name: layer.input_scale is not None for name, layer in layers.items()}
         group_experts_(model)
-        _take_over(model, converted, unstacked)
+        _take_over(model, static, unstacked)
     return tuple(converted)
 
 
@@ -286,7 +288,7 @@ def _made(
     return made
 
 
-def _take_over(model: Any, layers: Sequence[str], unstacked: set[str]) -> None:
+def _take_over(model: Any, layers: Mapping[str, bool], unstacked: set[str]) -> None:
     """Give the model this library's quantizer, which saves the model in the format that it was loaded from."""
     known = getattr(model, "hf_quantizer", None)
     if known is not None:

@@ -41,7 +41,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 
     Args:
         quantization_config: an `Fp8CoreConfig`.
-        layers: the names of the FP8 layers of a model that is loaded already.
+        layers: the names of the FP8 layers of a model that is loaded already, each with whether its scale of inputs is
+            static.
         **kwargs: as for transformers' HfQuantizer.
 
     Examples:
@@ -53,15 +54,15 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     requires_calibration = False
     quantization_config: Fp8CoreConfig
 
-    def __init__(self, quantization_config: Fp8CoreConfig, layers: Iterable[str] = (), **kwargs: Any) -> None:
+    def __init__(self, quantization_config: Fp8CoreConfig, layers: Mapping[str, bool] = {}, **kwargs: Any) -> None:
         # A copy: it will record how this model was quantized, and the caller may use the original for other models.
         super().__init__(copy.copy(quantization_config), **kwargs)
         self._unstacked: frozenset[str] = frozenset()
         """Source patterns of the converters that would stack experts which stay unstacked here."""
         self._chosen: dict[str, float | None] = {}
         """By name: the weights to quantize when they are loaded, with the static scales of these layers' inputs."""
-        self._layers = tuple(layers)
-        """The names of the FP8 layers, which the saved configuration describes."""
+        self._layers = dict(layers)
+        """The names of the FP8 layers, each with whether it is static, which the saved configuration describes."""
         self._bad: list[str] = []
         """The names of the loaded weights that are not finite."""
 
@@ -227,7 +228,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, layer in layers.items():
             complete(name, layer)
         refuse_bad_scales(layers)
-        self._layers = tuple(layers)
+        self._layers = {name: layer.input_scale is not None for name, layer in layers.items()}
         group_experts_(model)
         return model
 
@@ -235,16 +236,22 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         """Return the state to save: scales have the names, shapes and dtypes of the checkpoint that was loaded.
 
         Raises:
-            CheckpointError: a layer is no longer FP8, while the configuration to be saved says that it is.
+            CheckpointError: a layer is no longer FP8, or no longer static or dynamic, as the configuration to be saved
+                says.
         """
-        modules = dict(model.named_modules())
-        for name in self._layers:
+        modules, kept = dict(model.named_modules()), as_stored(model)
+        own = model.state_dict()
+        for name, static in self._layers.items():
             if type(modules.get(name)) is nn.Linear:
                 raise CheckpointError(
                     f"save_pretrained needs {name} in FP8, as its configuration says, got a Linear of torch.nn: "
                     "dequantize a model of transformers by its own dequantize()"
                 )
-        return as_stored(model), {}
+            if f"{name}.weight" in own and (f"{name}.input_scale" in own) != static:
+                what = f"static scale of the inputs of {name}, as its configuration says"
+                needed, got = ("a", "none") if static else ("no", "one")
+                raise CheckpointError(f"save_pretrained needs {needed} {what}, got {got}")
+        return kept, {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         if isinstance(dtype, str):  # the default is config.dtype, which save_pretrained turns into a string

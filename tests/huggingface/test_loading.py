@@ -156,11 +156,33 @@ def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtyp
     assert torch.equal(logits(from_pretrained(tmp_path / "changed")), logits(model))
 
 
+@both
+def test_a_scale_that_was_added_is_named(folders, name, tmp_path):
+    """The configuration would say that no layer has one."""
+    model = from_pretrained(folders / name)
+    model.model.layers[0].mlp.up_proj.input_scale = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    words = r"needs no static scale of the inputs of model\.layers\.0\.mlp\.up_proj, as its configuration says, got one"
+    with pytest.raises(CheckpointError, match=words):
+        model.save_pretrained(tmp_path / "added")
+
+
+def test_a_scale_that_was_added_to_grouped_layers_is_named(tmp_path):
+    written("qwen3_moe", tmp_path / "wide")
+    model = from_pretrained(tmp_path / "wide")
+    down = model.model.layers[1].mlp.experts.down_proj
+    down.input_scale = torch.nn.Parameter(torch.ones(down.groups, 1), requires_grad=False)
+    with pytest.raises(CheckpointError, match=r"inputs of model\.layers\.1\.mlp\.experts\.0\.down_proj, as .* got one"):
+        model.save_pretrained(tmp_path / "added")
+
+
 def test_a_scale_that_was_removed_is_named(folders, tmp_path):
     """The file would say that the inputs of every layer have one."""
     scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
     static = from_pretrained(folders / "wide", quantization_config=Fp8CoreConfig("static", input_scales=scales))
     static.save_pretrained(tmp_path / "static")
+    static.model.layers[0].mlp.up_proj.input_scale = None
+    with pytest.raises(CheckpointError, match=r"needs a static scale .*layers\.0\.mlp\.up_proj, .* got none"):
+        static.save_pretrained(tmp_path / "removed")
     model = from_pretrained(tmp_path / "static")
     model.model.layers[0].mlp.up_proj.input_scale = None
     with pytest.raises(
