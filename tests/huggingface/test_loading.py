@@ -54,6 +54,18 @@ def test_the_dtype_is_the_model_s(folders, dtype):
         assert is_fp8(model)
 
 
+@pytest.mark.parametrize("path", [None, 5, ["folder"]])
+def test_a_path_of_another_type_is_not_looked_for_on_the_network(path):
+    for call in (from_pretrained, config_for):
+        with pytest.raises(DTypeError, match=r"^path needs a folder or the name of a repository, got "):
+            call(path)
+
+
+def test_what_loads_no_model_is_refused(folders):
+    with pytest.raises(DTypeError, match=r"^auto needs a class with from_pretrained, got None$"):
+        from_pretrained(folders / "fp8", None)
+
+
 @pytest.mark.parametrize(
     ("dtype", "got"), [(torch.float64, "float64"), ("float64", "float64"), (torch.float8_e4m3fn, "float8_e4m3fn")]
 )
