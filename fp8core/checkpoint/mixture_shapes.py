@@ -1,5 +1,6 @@
 """The shapes of a checkpoint's mixtures of experts that can run in grouped products, for compiling."""
 
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
@@ -12,6 +13,8 @@ from fp8core.kernels.grouped.args import MOST_GROUPS
 from fp8core.problem import BLOCK
 
 EXPERTS: Final = ".experts"
+EACH: Final = "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"
+"""The names that config.json may have for the number of experts of a token, in all models of transformers 5.24."""
 
 
 class MixtureShape(NamedTuple):
@@ -48,6 +51,9 @@ def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str,
         layers: the layers of a checkpoint with the names of their weights, as `layers_of` returns them.
         config: its config.json, which has the number of experts of a token.
 
+    Warns:
+        RuntimeWarning: there are such experts, and the config does not say how many a token has. They are left out.
+
     Examples:
         >>> from fp8core.checkpoint.linear_shapes import LayerShape
         >>> from fp8core.checkpoint.mixture_shapes import mixtures_of
@@ -56,7 +62,7 @@ def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str,
         >>> [(shape.experts, shape.inner, modules) for shape, modules in found.items()]
         [(8, 256, ['mlp.experts'])]
     """
-    each = sizes_of(config).get("num_experts_per_tok")
+    each = _experts_of_a_token(config)
     modules: dict[str, dict[str, list[LayerShape]]] = defaultdict(lambda: defaultdict(list))
     for shape, names in layers.items():
         for name in names:
@@ -66,10 +72,25 @@ def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str,
                 modules[before + EXPERTS][projection].append(shape)
     mixtures: dict[MixtureShape, list[str]] = {}
     for module, projections in modules.items():
-        mixture = _mixture(projections, each) if isinstance(each, int) and each > 0 else None
+        mixture = _mixture(projections, each or 0)
         if mixture is not None:
             mixtures.setdefault(mixture, []).append(module)
+    if mixtures and each is None:
+        module = next(iter(mixtures.values()))[0]
+        needed = f"one number for all layers as {', '.join(EACH[:-1])} or {EACH[-1]}"
+        text = f"config.json needs {needed}, got none: the grouped products of {module} and others are left out"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return {}
     return mixtures
+
+
+def _experts_of_a_token(config: Mapping[str, Any]) -> int | None:
+    """Return how many experts a token has, or None if a config does not say, or says several numbers."""
+    sizes = sizes_of(config)
+    given = next((sizes[name] for name in EACH if sizes.get(name) is not None), None)
+    numbers = given if isinstance(given, list) else [given]  # Hunyuan's has one for each layer
+    (each, *others) = numbers or [None]
+    return each if type(each) is int and each > 0 and all(other == each for other in others) else None
 
 
 def _mixture(projections: Mapping[str, Sequence[LayerShape]], each: int) -> MixtureShape | None:

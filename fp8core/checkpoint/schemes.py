@@ -118,8 +118,9 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -
 
     None of them may match an FP8 layer.
     """
-    fp8_towers, fp8_mixtures = {tower_of(module) for module in fp8}, {_experts_of(module) for module in fp8}
-    fp8_names = {ending for module in fp8 for name in (module, *renamed(module)) for ending in _endings(name)}
+    fp8_modules = {name for module in fp8 for name in (module, *renamed(module))}
+    fp8_names = {ending for name in fp8_modules for ending in _endings(name)}
+    fp8_towers, fp8_mixtures = {tower_of(name) for name in fp8_modules}, {_experts_of(module) for module in fp8}
     fp8_leaves = {module.rpartition(".")[2] for module in fp8}
     with_routers = modules_with_routers(module_of(tensor) for tensor, _ in kept)
     ignored = {"lm_head"} - fp8
@@ -135,7 +136,8 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -
         if experts is None and len(shape) == 3 and parent in with_routers:
             experts = f"{parent}.experts"  # as vLLM names them
         if tower is not None and tower not in fp8_towers and (numbered(name) or not layers_only):
-            ignored.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
+            towers = {tower, *map(tower_of, renamed(name))} - fp8_towers - {None}
+            ignored |= {rf"re:(.*\.)?{re.escape(one)}(\..*)?$" for one in towers if one is not None}
         elif experts is not None and experts not in fp8_mixtures:
             ignored.add(rf"re:{re.escape(experts)}(\..*)?$")
         elif is_weight:

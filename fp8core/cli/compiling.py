@@ -71,7 +71,8 @@ def _mixtures(model: Path | None, layers: "dict[LayerShape, list[str]]") -> "dic
 
     if model is None:
         return {}
-    found = mixtures_of(layers, config_of(model))
+    with warnings_as_lines():
+        found = mixtures_of(layers, config_of(model))
     if found:
         mixtures = count(sum(map(len, found.values())), "mixture")
         line(f"{model}: {mixtures} of experts of {count(len(found), 'shape')}, with the same numbers of tokens")

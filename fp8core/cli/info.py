@@ -1,9 +1,7 @@
 """`fp8core info`: shows devices, versions, and what each device can do."""
 
-import os
 import sys
 from importlib import metadata
-from pathlib import Path
 from typing import Final
 
 from rich.markup import escape
@@ -26,9 +24,9 @@ def info() -> None:
 
     targets = [device.target(ordinal) for ordinal in range(device.count())]
     console.print(f"[bold]fp8core {fp8core.__version__}[/], Python {sys.version.split()[0]}", highlight=False)
-    folder, refusal = kernel_cache.folder(), kernel_cache.refusal()
-    unused = f", which is not used: {refusal}" if refusal else _not_made(folder)
-    line(f"Compiled kernels are kept in {folder}{unused}\n")
+    refusal = kernel_cache.refusal()
+    unused = f", which is not used: {refusal}" if refusal else ""
+    line(f"Compiled kernels are kept in {kernel_cache.folder()}{unused}\n")
     for target in targets:
         called = escape(device.name(target.device))
         console.print(f"[bold]{target}[/]: {called}, {target.multiprocessors} multiprocessors")
@@ -49,14 +47,6 @@ def info() -> None:
         if version is not None:
             packages.add_row(name, version)
     console.print(packages)
-
-
-def _not_made(folder: Path) -> str:
-    """Return why a folder that is not there yet cannot be made; empty if it can, or is there. Nothing is made here."""
-    there = next(one for one in (folder, *folder.parents) if one.exists())
-    if there == folder or os.access(there, os.W_OK | os.X_OK):
-        return ""
-    return f", which cannot be made: {there} cannot be written"
 
 
 def _installed(name: str) -> str | None:

@@ -127,8 +127,7 @@ def _show(found: "list[Tuning]") -> None:
         return
     made = table("Tuned products", "m x n x k", "scales", "before", "us", "chosen", "us", "gained")
     for tuning in found:
-        chosen = tuning.chosen
-        first = tuning.timed[0] if tuning.timed else chosen  # no launch has succeeded
-        times = _kernel(first), f"{first.us:.2f}", _kernel(chosen), f"{chosen.us:.2f}"
+        before, chosen = tuning.default, tuning.chosen
+        times = _kernel(before), f"{before.us:.2f}", _kernel(chosen), f"{chosen.us:.2f}"
         made.add_row(_call(tuning), " x ".join(tuning.scales), *times, f"{tuning.gain:.1%}")
     console.print(made)

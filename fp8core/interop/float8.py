@@ -142,6 +142,11 @@ class Float8Array(DLPackView):
         """The same memory with the axes in reverse order."""
         return Float8Array(self._array.T, self._dtype)
 
+    @property
+    def _on_gpu(self) -> bool:
+        """Whether the bytes are an array of CuPy, which copies them to the host with ``get``, and not of NumPy."""
+        return hasattr(self._array, "get")
+
     def __len__(self) -> int:
         return len(self._array)
 
@@ -161,7 +166,7 @@ class Float8Array(DLPackView):
         Raises:
             TypeError: the bytes are on a GPU.
         """
-        if hasattr(self._array, "get"):
+        if self._on_gpu:
             raise TypeError(f"NumPy needs an array in host memory, got {self._form()}: call .get()")
         import numpy as np
 
@@ -172,7 +177,7 @@ class Float8Array(DLPackView):
 
         JAX calls this in ``jnp.asarray`` and wherever its functions take an array, but not for arguments of `jax.jit`.
         """
-        if not hasattr(self._array, "get"):
+        if not self._on_gpu:
             return sys.modules["jax"].numpy.asarray(self.get())
         from fp8core.interop import jax_arrays
 
@@ -181,7 +186,7 @@ class Float8Array(DLPackView):
     def __eq__(self, other: object) -> Any:
         """Compare values element by element; return an array of bool. NaN equals nothing."""
         if isinstance(other, Float8Array):
-            if other._dtype != self._dtype or hasattr(other._array, "get") != hasattr(self._array, "get"):
+            if other._dtype != self._dtype or other._on_gpu != self._on_gpu:
                 return NotImplemented
             return _equal(self._array, other._array, self._dtype)
         number = scalar(other)
@@ -214,7 +219,7 @@ class Float8Array(DLPackView):
         """Return a NumPy array of the ``ml_dtypes`` dtype; from a GPU this is a copy, which the call waits for."""
         import ml_dtypes
 
-        codes = self._array.get() if hasattr(self._array, "get") else self._array
+        codes = self._array.get() if self._on_gpu else self._array
         values: np.ndarray[Any, np.dtype[Any]] = codes.view(getattr(ml_dtypes, self._dtype))
         return values
 
@@ -249,7 +254,7 @@ class Float8Array(DLPackView):
 
         Values on a GPU are not shown: reading them would wait for the GPU, and invalidate a graph capture.
         """
-        if hasattr(self._array, "get"):
+        if self._on_gpu:
             return self._form()
         import numpy as np
 

@@ -49,12 +49,14 @@ def folder() -> Path:
 
 
 def refusal() -> str | None:
-    """Return why `folder` is not used; None if it is used, or does not exist yet and would be made."""
+    """Return why `folder` is not used; None if it is used, or does not exist yet and would be made. Makes nothing."""
+    place = folder()
     try:
-        with _opened(folder()):
+        with _opened(place):
             return None
     except FileNotFoundError:
-        return None
+        above = next(one for one in Path(os.path.realpath(place)).parents if one.exists())
+        return None if os.access(above, os.W_OK | os.X_OK) else f"it cannot be made, as {above} cannot be written"
     except OSError as error:
         return _reason(error)
 

@@ -16,7 +16,7 @@ from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar
 from fp8core.ops.linear import input_format
 from fp8core.problem import FORMATS
-from fp8core.torch.layers import sorted_layers
+from fp8core.torch.layers import check_model, sorted_layers
 
 _BINS: Final = 0x8001
 """One bin for each magnitude of bfloat16, and one for float32 NaNs that round up past the last of them."""
@@ -106,7 +106,7 @@ def calibrate(
         ScaleError: a layer's input was not finite; method, percentile or batches is not valid; or percentile is given
             for another method.
         CheckpointError: a regular expression is not valid, or a pattern matches no layer.
-        DTypeError: weight_dtype is not an FP8 format.
+        DTypeError: model is no ``torch.nn.Module``, or weight_dtype is not an FP8 format.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -114,10 +114,10 @@ def calibrate(
         >>> fp8core.torch.calibrate(model, [torch.tensor([[1.0, -448.0, 0.0, 2.0]])])
         {'0': 1.0}
     """
+    check_model(model)
     if not is_one_of(method, ("max", "percentile")):
         raise ScaleError(f"method needs one of max, percentile, got {method!r}")
-    if isinstance(batches, Mapping):
-        raise ScaleError("batches needs an iterable of batches, got a mapping, which is one batch: pass a list of it")
+    _check_batches(batches)
     if method != "percentile" and percentile is not None:
         raise ScaleError(f"percentile needs method='percentile', got method={method!r}")
     percent = scalar(99.99 if percentile is None else percentile)
@@ -151,6 +151,13 @@ def calibrate(
             raise ScaleError(f"calibrate needs finite inputs, got {bound} in {name}")
     scales = {name: bound / maximum for name, bound in bounds.items()}
     return {name: scale for name, scale in scales.items() if static_scale(scale) is not None}
+
+
+def _check_batches(batches: object) -> None:
+    if isinstance(batches, Mapping):
+        raise ScaleError("batches needs an iterable of batches, got a mapping, which is one batch: pass a list of it")
+    if not any(hasattr(batches, one) for one in ("__iter__", "__getitem__")):  # a Dataset of torch has only the latter
+        raise ScaleError(f"batches needs an iterable of batches, got {type(batches).__name__}")
 
 
 def _eagerly() -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ from torch import nn
 
 from fp8core.checkpoint import kinds
 from fp8core.checkpoint.selection import Selection, selection
-from fp8core.errors import CheckpointError, LayoutError
+from fp8core.errors import CheckpointError, DTypeError, LayoutError
 from fp8core.interop.names import dtype_spelling
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
@@ -18,6 +18,16 @@ READ_WEIGHTS: Final = nn.MultiheadAttention, nn.TransformerEncoderLayer
 """Modules that pass the weights of their layers to kernels of torch without calling the layers."""
 _LINEAR: Final = kinds.LINEAR, kinds.CONV1D, kinds.MAYBE_CONV1D
 """Kinds of names that may be quantized: a name that could be a Conv1D in a file is an ``nn.Linear`` here."""
+
+
+def check_model(model: object) -> None:
+    """Refuse what is no model.
+
+    Raises:
+        DTypeError: it is no ``torch.nn.Module``.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"model needs a torch.nn.Module, got {type(model).__name__}")
 
 
 class Place(NamedTuple):
@@ -46,9 +56,9 @@ def refused(names: Sequence[str]) -> CheckpointError:
     return CheckpointError(f"{names[0]} needs finite values, got NaN or Inf{others}")
 
 
-def has_hooks(layer: nn.Module) -> bool:
-    """Return whether a layer has hooks of calls or of states, which a layer in its place would not have."""
-    return any(hooks for name, hooks in vars(layer).items() if name.endswith("_hooks"))
+def hooks_of(module: nn.Module) -> list[str]:
+    """Return the kinds of hooks of calls and of states that a module has, which one in its place would not have."""
+    return [kind for kind, hooks in vars(module).items() if kind.endswith("_hooks") and hooks]
 
 
 def refuse_additions(name: str, module: nn.Module, own_states: bool = False) -> None:
@@ -62,8 +72,7 @@ def refuse_additions(name: str, module: nn.Module, own_states: bool = False) -> 
     Raises:
         LayoutError: it has some.
     """
-    hooks = [one for one, those in vars(module).items() if one.endswith("_hooks") and those]
-    if not all(own_states and "state_dict" in one for one in hooks):
+    if not all(own_states and "state_dict" in kind for kind in hooks_of(module)):
         raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
     if has_own_forward(module):
         raise LayoutError(f"model needs layers with the forward of their class, got another on {name}")
@@ -160,7 +169,7 @@ def _reason_to_keep(
     for place in places:
         if isinstance(place.parent, READ_WEIGHTS):
             return f"its {type(place.parent).__name__} reads the weight itself"
-    if has_hooks(layer):
+    if hooks_of(layer):
         return "it has hooks"
     reason = _unusual_parameter(layer)
     if reason is not None:

@@ -13,7 +13,7 @@ from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.grouped import GroupedLinear
 from fp8core.torch.input_dtypes import high_precision
-from fp8core.torch.layers import layers_of, not_finite, refuse_additions, refused, replace, sorted_layers
+from fp8core.torch.layers import check_model, layers_of, not_finite, refuse_additions, refused, replace, sorted_layers
 from fp8core.torch.linear import Linear
 
 
@@ -73,7 +73,8 @@ def quantize_model_(
         LayoutError: model is itself a linear layer, so that there is no parent to put a new layer into.
         ScaleError: input_scales names a layer that is not to be quantized, holds a scale that is not a positive
             number, or is given with the scheme "block". No layer has been replaced then.
-        DTypeError: weight_dtype is not an FP8 format, or an option is not True or False.
+        DTypeError: model is no ``torch.nn.Module``, weight_dtype is not an FP8 format, or an option is not True or
+            False.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -81,6 +82,7 @@ def quantize_model_(
         >>> fp8core.torch.quantize_model_(model, exclude=["2"])
         Report(quantized=('0',), kept={'2': "its name matches exclude, '2'"})
     """
+    check_model(model)
     if isinstance(model, nn.Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: Linear.from_linear quantizes it")
     if not isinstance(input_scales, Mapping | None):
@@ -126,8 +128,8 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
             hooks or a forward of its own, which would be lost; or it holds `GroupedLinear`. No layer has been replaced
             then.
         DeviceError: accelerate has offloaded a layer. No layer has been replaced then.
-        DTypeError: dtype, or that of a layer, is not float32, float16 or bfloat16 of torch. No layer has been
-            replaced then.
+        DTypeError: model is no ``torch.nn.Module``; or dtype, or that of a layer, is not float32, float16 or bfloat16
+            of torch. No layer has been replaced then.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -136,6 +138,7 @@ def dequantize_model_(model: nn.Module, dtype: torch.dtype | None = None) -> tup
         >>> fp8core.torch.dequantize_model_(model), type(model[0]).__module__
         (('0',), 'torch.nn.modules.linear')
     """
+    check_model(model)
     if isinstance(model, Linear):
         raise LayoutError("model needs to hold its layers, got a layer alone: its to_linear dequantizes it")
     _refuse_grouped(model)
@@ -168,6 +171,7 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
         CheckpointError: the model holds no `Linear`, or layers of several kinds, which one config cannot describe; or
             a weight is not float8_e4m3fn.
         LayoutError: the model holds `GroupedLinear`, which has weights of several layers.
+        DTypeError: model is no ``torch.nn.Module``.
 
     Examples:
         >>> import torch, fp8core.torch
@@ -177,6 +181,7 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
         >>> config["config_groups"]["group_0"]["weights"]["strategy"]
         'channel'
     """
+    check_model(model)
     _refuse_grouped(model)
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, Linear)}
     kinds = {(layer.scheme, layer.input_scale is not None, str(layer.weight.dtype)) for layer in layers.values()}
@@ -217,7 +222,8 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
 
     Raises:
         ShapeError: rows holds something else than whole numbers from 0 to 2**31 - 1.
-        DTypeError: dtype, or that of a layer, is not float32, float16 or bfloat16 of torch.
+        DTypeError: model is no ``torch.nn.Module``; or dtype, or that of a layer, is not float32, float16 or bfloat16
+            of torch.
         DeviceError: a layer is on the meta device, such as a layer that accelerate has offloaded.
 
     Examples:
@@ -226,6 +232,7 @@ def warm_up(model: nn.Module, rows: Iterable[int] = (1, 16), dtype: torch.dtype 
         >>> report = fp8core.torch.quantize_model_(model)
         >>> fp8core.torch.warm_up(model, rows=[1, 16])
     """
+    check_model(model)
     sizes = checks.extents(rows, "rows")
     with torch.no_grad():
         for name, layer in model.named_modules():

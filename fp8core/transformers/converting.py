@@ -1,20 +1,20 @@
 """Conversions of loaded models: of FP8 layers that transformers made itself, and of experts that it stacked."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Any, Final, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from fp8core.checkpoint.naming import NAMES, OTHERS, ZERO_POINTS
-from fp8core.errors import CheckpointError, LayoutError
+from fp8core.errors import CheckpointError
 from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
-from fp8core.torch import Linear
+from fp8core.torch import GroupedLinear, Linear
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.dispatched import Offloaded
 from fp8core.torch.input_dtypes import CODES
-from fp8core.torch.layers import has_hooks, refuse_additions
+from fp8core.torch.layers import check_model, refuse_additions
 from fp8core.transformers.config import METHOD, Fp8CoreConfig
 from fp8core.transformers.experts import DOWN, GATED, PLAIN, Experts, Layout, fits, layout_of
 from fp8core.transformers.grouping import alone, group_experts_, names_of, put, separate_experts_
@@ -46,9 +46,11 @@ def convert_(model: Any) -> tuple[str, ...]:
             blocks beside a static scale of inputs; or transformers has no conversion that names the projections of
             stacked experts. Layers before this one have been replaced then. Or a layer has zero points that are not
             zero, or scales of other quantizations, or is an FP8GroupedLinear, which multiplies each group of its
-            channels with another input; no layer has been then.
-        LayoutError: a layer has hooks, which would be lost: with them compressed-tensors transforms inputs, for
-            example; or model is itself a layer. No layer has been replaced then.
+            channels with another input; or an FP8 parameter is in neither a linear layer nor stacked experts. No layer
+            has been then.
+        DTypeError: model is no ``torch.nn.Module``.
+        LayoutError: a layer has hooks or a forward of its own, which would be lost: with them compressed-tensors
+            transforms and quantizes inputs, for example; or model is itself a layer. No layer has been replaced then.
 
     Examples:
         >>> from transformers import LlamaConfig, LlamaModel
@@ -57,24 +59,23 @@ def convert_(model: Any) -> tuple[str, ...]:
         >>> convert_(LlamaModel(LlamaConfig(**sizes, num_attention_heads=2)))  # it has no FP8 layers
         ()
     """
+    check_model(model)
     converted: list[str] = []
     transforms, places = transforms_of(model), names_of(model)
     unstacked: set[str] = set()
     offloaded = Offloaded(model)
     for module, (name, *_) in places.items():
-        if not isinstance(module, Linear) and any(_is_fp8(module._parameters.get(one)) for one in ("weight", DOWN)):
+        if not isinstance(module, Linear | GroupedLinear) and any(map(_is_fp8, module._parameters.values())):
             offloaded.refuse(name, module)
             _refuse_more(name, module)
             if module is model:
                 raise alone(module)
     for module, names in places.items():
         name = names[0]
-        codes = module._parameters.get("weight")
-        stacked = module._parameters.get(DOWN)
-        if isinstance(module, nn.Linear) and not isinstance(module, Linear) and _is_fp8(codes):
+        if _is_layer(module) and not isinstance(module, Linear):
             put(model, names, module, _linear(name, module))
             converted.append(name)
-        elif stacked is not None and stacked.ndim == 3 and _is_fp8(stacked):
+        elif _are_experts(module):
             layout = layout_of(name, transforms)
             if layout is None:
                 raise CheckpointError(f"experts need names that transformers can stack, got {name} without them")
@@ -88,10 +89,12 @@ def convert_(model: Any) -> tuple[str, ...]:
             put(model, names, module, experts)
     if converted:
         dtype = _dtype(model)
-        for name in converted:
-            model.get_submodule(name).compute_dtype = dtype
+        layers = {name: model.get_submodule(name) for name in converted}
+        for layer in layers.values():
+            layer.compute_dtype = dtype
+        static = {name: layer.input_scale is not None for name, layer in layers.items()}
         group_experts_(model)
-        _take_over(model, converted, unstacked)
+        _take_over(model, static, unstacked)
     return tuple(converted)
 
 
@@ -112,6 +115,7 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         DeviceError: accelerate has offloaded experts. No module has been replaced then.
         LayoutError: experts, or a layer of `GroupedExperts`, have hooks or a forward of their own, which would be lost;
             or model is itself `GroupedExperts`. No module has been replaced then.
+        DTypeError: model is no ``torch.nn.Module``.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -121,6 +125,7 @@ def split_experts_(model: Any) -> tuple[str, ...]:
         >>> split_experts_(model)[:3]
         ('layers.0.mlp.experts.0.gate_proj', 'layers.0.mlp.experts.0.up_proj', 'layers.0.mlp.experts.0.down_proj')
     """
+    check_model(model)
     split: list[str] = []
     transforms, offloaded = transforms_of(model), Offloaded(model)
     unstacked: set[str] = set()
@@ -151,7 +156,11 @@ def split_experts_(model: Any) -> tuple[str, ...]:
 
 
 def _refuse_more(name: str, module: nn.Module) -> None:
-    """Refuse an FP8 module that is not one product of its codes and scales, or whose hooks would be lost."""
+    """Refuse an FP8 module that is not one product of its codes and scales, or has what would be lost with it."""
+    if not (_is_layer(module) or _are_experts(module)):
+        parameter = next(one for one, tensor in module._parameters.items() if _is_fp8(tensor))
+        what = f"{name}.{parameter} in a {type(module).__name__}".removeprefix(".")
+        raise CheckpointError(f"model needs FP8 weights of linear layers or of stacked experts, got {what}")
     held = {**module._parameters, **module._buffers}
     others = (one for one, tensor in held.items() if tensor is not None and f".{one}" in OTHERS)
     other = next((one for one in others if f".{one}" not in ZERO_POINTS or not _is_zero(held[one])), None)
@@ -161,13 +170,21 @@ def _refuse_more(name: str, module: nn.Module) -> None:
     if hasattr(module, "n_groups"):
         what = f"{name}, a {type(module).__name__} of {module.n_groups}"
         raise CheckpointError(f"model needs FP8 layers of one product each, got {what}")
-    if has_hooks(module):
-        raise LayoutError(f"model needs layers without hooks, got some on {name}: remove them first")
+    refuse_additions(name, module)
 
 
 def _roles(layout: Layout) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Return the names of the stacked tensors of experts, each with the projections that it holds."""
     return (GATED if len(layout.first) == 2 else PLAIN, layout.first), (DOWN, (layout.down,))
+
+
+def _is_layer(module: nn.Module) -> TypeGuard[nn.Linear]:
+    return isinstance(module, nn.Linear) and _is_fp8(module._parameters.get("weight"))
+
+
+def _are_experts(module: nn.Module) -> bool:
+    down = module._parameters.get(DOWN)
+    return down is not None and down.ndim == 3 and _is_fp8(down)
 
 
 def _is_zero(tensor: Tensor | None) -> bool:
@@ -271,7 +288,7 @@ def _made(
     return made
 
 
-def _take_over(model: Any, layers: Sequence[str], unstacked: set[str]) -> None:
+def _take_over(model: Any, layers: Mapping[str, bool], unstacked: set[str]) -> None:
     """Give the model this library's quantizer, which saves the model in the format that it was loaded from."""
     known = getattr(model, "hf_quantizer", None)
     if known is not None:

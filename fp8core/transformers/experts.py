@@ -84,11 +84,11 @@ class Experts(nn.ModuleList):
 
         Args:
             hidden_states: ``[tokens, hidden]``.
-            top_k_index: ``[tokens, k]``, the experts of each token; indices past the last expert are ignored.
+            top_k_index: ``[tokens, k]``, the experts of each token. Other indices than those of experts are left out.
             top_k_weights: ``[tokens, k]``, the weights of these experts.
         """
         (tokens, each), width = top_k_index.shape, hidden_states.shape[-1]
-        expert_of = top_k_index.reshape(-1)
+        expert_of = torch.where(top_k_index < 0, len(self), top_k_index).reshape(-1)
         order = torch.argsort(expert_of, stable=True)
         sizes = torch.bincount(expert_of, minlength=len(self)).tolist()[: len(self)]
         x = hidden_states[order // each]

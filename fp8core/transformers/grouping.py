@@ -11,7 +11,7 @@ from fp8core.kernels.grouped.args import MOST_GROUPS
 from fp8core.problem import BLOCK_128
 from fp8core.torch import Linear
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
-from fp8core.torch.layers import has_hooks, refuse_additions
+from fp8core.torch.layers import check_model, hooks_of, refuse_additions
 from fp8core.transformers.experts import Experts
 from fp8core.transformers.grouped import GroupedExperts
 
@@ -27,7 +27,7 @@ def can_be_grouped(experts: Experts) -> bool:
     nor the module of an expert have hooks. No module has a forward of its own.
     """
     layout = experts.layout
-    if any(map(has_hooks, (experts, *experts))) or any(map(has_own_forward, experts.modules())):
+    if any(map(hooks_of, (experts, *experts))) or any(map(has_own_forward, experts.modules())):
         return False
     every = [expert._modules[name] for expert in experts for name in (*layout.first, layout.down)]
     if not 0 < len(experts) <= MOST_GROUPS or not all(type(layer) is Linear and _is_plain(layer) for layer in every):
@@ -61,6 +61,7 @@ def group_experts_(model: Any) -> tuple[str, ...]:
 
     Raises:
         LayoutError: model is itself `Experts`, so that there is no parent to put another module into.
+        DTypeError: model is no ``torch.nn.Module``.
 
     Examples:
         >>> from transformers import Qwen3MoeConfig, Qwen3MoeModel
@@ -72,6 +73,7 @@ def group_experts_(model: Any) -> tuple[str, ...]:
         >>> group_experts_(model)
         ('layers.0.mlp.experts',)
     """
+    check_model(model)
     return _replaced(model, lambda module: isinstance(module, Experts) and can_be_grouped(module), GroupedExperts)
 
 
@@ -128,4 +130,4 @@ def _is_plain(layer: Linear) -> bool:
     own = layer._parameters
     whole = own.keys() >= {"weight", "weight_scale", "input_scale", "bias"} and own["bias"] is None
     plain = whole and all(x is None or type(x.data) is Tensor for x in own.values())
-    return plain and not (layer.batch_invariant or layer.weight.is_meta or has_hooks(layer))
+    return plain and not (layer.batch_invariant or layer.weight.is_meta or hooks_of(layer))

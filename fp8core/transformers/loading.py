@@ -12,7 +12,7 @@ from transformers.utils import cached_file
 from fp8core.checkpoint import open_checkpoint
 from fp8core.checkpoint.claims import MODELOPT_FILE
 from fp8core.checkpoint.source import read_json
-from fp8core.errors import CheckpointError
+from fp8core.errors import CheckpointError, DTypeError
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 
 PLACES: Final = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
@@ -45,6 +45,8 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
             weight is not FP8, or no layer supports its scales; a scale is NaN, infinite, zero or negative; the model
             has no linear layer for an FP8 weight; a weight to be quantized holds NaN or infinities; or a file cannot be
             read.
+        DTypeError: dtype, or that of the checkpoint, is not float32, float16 or bfloat16; path is neither text nor a
+            path; or auto has no from_pretrained.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -58,6 +60,9 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
         >>> model.model.layers[0].mlp.up_proj
         Linear(in_features=32, out_features=64, bias=False, scheme=channel, weight=float8_e4m3fn)
     """
+    _check_path(path)
+    if not callable(getattr(auto, "from_pretrained", None)):
+        raise DTypeError(f"auto needs a class with from_pretrained, got {auto!r}")
     spread = [name for name in PARALLEL if kwargs.get(name) is not None]
     if spread:
         raise spread_over_processes(spread[0])
@@ -97,6 +102,9 @@ def config_for(path: str | os.PathLike[str], **kwargs: Any) -> Any:
     Returns:
         The configuration, as ``AutoConfig.from_pretrained`` returns it.
 
+    Raises:
+        DTypeError: path is neither text nor a path.
+
     Examples:
         >>> import json
         >>> from pathlib import Path
@@ -109,7 +117,14 @@ def config_for(path: str | os.PathLike[str], **kwargs: Any) -> Any:
         ...     config_for(folder).quantization_config["quant_method"]
         'fp8core'
     """
+    _check_path(path)
     return _configured(path, path, kwargs)[0]
+
+
+def _check_path(path: object) -> None:
+    """Refuse what transformers would take for the name of a repository, and look for on the network."""
+    if not isinstance(path, str | os.PathLike):
+        raise DTypeError(f"path needs a folder or the name of a repository, got {path!r}")
 
 
 def _configured(place: Any, path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

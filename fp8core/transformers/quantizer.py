@@ -19,6 +19,7 @@ from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
 from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
+from fp8core.torch.input_dtypes import high_precision
 from fp8core.torch.layers import not_finite, refused
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
 from fp8core.transformers.experts import Experts, layouts_of
@@ -40,7 +41,8 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
 
     Args:
         quantization_config: an `Fp8CoreConfig`.
-        layers: the names of the FP8 layers of a model that is loaded already.
+        layers: the names of the FP8 layers of a model that is loaded already, each with whether its scale of inputs is
+            static.
         **kwargs: as for transformers' HfQuantizer.
 
     Examples:
@@ -52,15 +54,15 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
     requires_calibration = False
     quantization_config: Fp8CoreConfig
 
-    def __init__(self, quantization_config: Fp8CoreConfig, layers: Iterable[str] = (), **kwargs: Any) -> None:
+    def __init__(self, quantization_config: Fp8CoreConfig, layers: Mapping[str, bool] = {}, **kwargs: Any) -> None:
         # A copy: it will record how this model was quantized, and the caller may use the original for other models.
         super().__init__(copy.copy(quantization_config), **kwargs)
         self._unstacked: frozenset[str] = frozenset()
         """Source patterns of the converters that would stack experts which stay unstacked here."""
         self._chosen: dict[str, float | None] = {}
         """By name: the weights to quantize when they are loaded, with the static scales of these layers' inputs."""
-        self._layers = tuple(layers)
-        """The names of the FP8 layers, which the saved configuration describes."""
+        self._layers = dict(layers)
+        """The names of the FP8 layers, each with whether it is static, which the saved configuration describes."""
         self._bad: list[str] = []
         """The names of the loaded weights that are not finite."""
 
@@ -75,6 +77,14 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         if isinstance(device_map, Mapping) and "disk" in device_map.values():
             places = ", ".join(name or "the whole model" for name, place in device_map.items() if place == "disk")
             raise DeviceError(f"device_map needs to keep FP8 layers on a device, got {places} on the disk")
+
+    def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype in which a model is loaded, which its FP8 layers take as that of their inputs.
+
+        Raises:
+            DTypeError: they take no inputs of this dtype.
+        """
+        return high_precision(dtype)
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
         spread = getattr(model.config, "distributed_config", None)  # set only while a model is distributed; not saved
@@ -218,7 +228,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, layer in layers.items():
             complete(name, layer)
         refuse_bad_scales(layers)
-        self._layers = tuple(layers)
+        self._layers = {name: layer.input_scale is not None for name, layer in layers.items()}
         group_experts_(model)
         return model
 
@@ -226,16 +236,22 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         """Return the state to save: scales have the names, shapes and dtypes of the checkpoint that was loaded.
 
         Raises:
-            CheckpointError: a layer is no longer FP8, while the configuration to be saved says that it is.
+            CheckpointError: a layer is no longer FP8, or no longer static or dynamic, as the configuration to be saved
+                says.
         """
-        modules = dict(model.named_modules())
-        for name in self._layers:
+        modules, kept = dict(model.named_modules()), as_stored(model)
+        own = model.state_dict()
+        for name, static in self._layers.items():
             if type(modules.get(name)) is nn.Linear:
                 raise CheckpointError(
                     f"save_pretrained needs {name} in FP8, as its configuration says, got a Linear of torch.nn: "
                     "dequantize a model of transformers by its own dequantize()"
                 )
-        return as_stored(model), {}
+            if f"{name}.weight" in own and (f"{name}.input_scale" in own) != static:
+                what = f"static scale of the inputs of {name}, as its configuration says"
+                needed, got = ("a", "none") if static else ("no", "one")
+                raise CheckpointError(f"save_pretrained needs {needed} {what}, got {got}")
+        return kept, {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         if isinstance(dtype, str):  # the default is config.dtype, which save_pretrained turns into a string

@@ -118,5 +118,7 @@ def timed(problem: ScaledMm, times: Stopwatch) -> Tuning:
         Timed(*choice, us, names[choice.kernel][choice.algorithm]) for choice, us in zip(choices, found, strict=True)
     ]
     least = min(found)
-    chosen = results[0] if found[0] <= least * (1 + MARGIN) else results[found.index(least)]
-    return Tuning(machine(problem.target), chosen, tuple(one for one in results if math.isfinite(one.us)), problem)
+    default = results[0]
+    chosen = default if default.us <= least * (1 + MARGIN) else results[found.index(least)]
+    fully = tuple(one for one in results if math.isfinite(one.us))
+    return Tuning(machine(problem.target), chosen, default, fully, problem)

@@ -55,6 +55,8 @@ class Line(NamedTuple):
     problem: ScaledMm
     chosen: tuple[str, int, str]
     """The kernel, the algorithm and its name."""
+    default: tuple[str, int, str]
+    """Those of the choice without tuning."""
     timed: tuple[Timed, ...]
 
 
@@ -74,9 +76,9 @@ class Tuning:
         >>> machine = Machine("NVIDIA H200", driver=13000, library=130000, fp8core=fp8core.__version__, sources="0")
         >>> times = Timed("sm90_decode", 0, 8.0), Timed("cublaslt", 0, 10.0), Timed("cublaslt", 1, 9.0)
         >>> problem = explain_product(16, 4096, 7168, target="sm_90").problem
-        >>> tuning = fp8core.Tuning(machine, times[0], times, problem)
+        >>> tuning = fp8core.Tuning(machine, times[0], times[1], times, problem)
         >>> tuning.m, tuning.n, tuning.k, tuning.chosen.kernel, tuning.gain
-        (16, 4096, 7168, 'sm90_decode', 0.0)
+        (16, 4096, 7168, 'sm90_decode', 0.25)
         >>> print(tuning)
         16 x 4096 x 7168, float8_e4m3fn x float8_e4m3fn to bfloat16, scales per row and row, on NVIDIA H200
         > sm90_decode: 8.00 us
@@ -91,6 +93,8 @@ class Tuning:
     chosen: Timed
     """The kernel, and the number of its algorithm, that such calls run from now on, and ``us``, the microseconds of a
     call; these are infinite if no candidate was timed fully."""
+    default: Timed
+    """The choice without tuning; its time is infinite if its launch failed or was far slower than another's."""
     timed: tuple[Timed, ...]
     """All candidates that were timed fully, in the order of preference without tuning."""
     _problem: ScaledMm
@@ -122,11 +126,11 @@ class Tuning:
 
     @property
     def gain(self) -> float:
-        """How much slower the choice without tuning is, as a fraction of the tuned time: 0.1 is 10 %.
+        """How much slower `default` is, as a fraction of the tuned time: 0.1 is 10 %.
 
-        If that was not timed fully, the next of ``timed`` stands for it.
+        It is infinite if only the default was not timed fully, and 0 if no candidate was.
         """
-        return self.timed[0].us / self.chosen.us - 1 if self.timed else 0.0
+        return self.default.us / self.chosen.us - 1 if self.timed else 0.0
 
     def _call(self) -> str:
         (a, b, out), (scale_a, scale_b) = self.dtypes, self.scales
@@ -196,7 +200,8 @@ class Tuning:
         return {
             "machine": self.machine._asdict(),
             "problem": self._problem._asdict() | {"target": self._problem.target._asdict()},
-            "chosen": [self.chosen.kernel, self.chosen.algorithm, self.chosen.name],
+            "chosen": _named(self.chosen),
+            "default": _named(self.default),
             "timed": [list(one) for one in self.timed],
         }
 
@@ -222,7 +227,8 @@ class Tuning:
             raise TuningError(f"not a tuning: invalid JSON ({error}) in {text[:80]!r}") from error
         except ValueError as error:
             raise TuningError(f"not a tuning: {error} in {text[:80]!r}") from error
-        return cls(line.machine, time_of(*line.chosen, line.timed), line.timed, line.problem)
+        chosen, default = (time_of(*named, line.timed) for named in (line.chosen, line.default))
+        return cls(line.machine, chosen, default, line.timed, line.problem)
 
 
 APPLIED: Final[dict[tuple[Machine, ScaledMm], Tuning]] = {}
@@ -264,6 +270,10 @@ def choosing() -> Iterator[None]:
 def checksum(fields: dict[str, Any]) -> str:
     """Return a checksum by which damaged lines are detected."""
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _named(one: Timed) -> list[str | int]:
+    return [one.kernel, one.algorithm, one.name]
 
 
 def time_of(kernel: str, algorithm: int, name: str, timed: Sequence[Timed]) -> Timed:

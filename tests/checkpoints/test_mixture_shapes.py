@@ -1,9 +1,11 @@
 """Which experts of a checkpoint are compiled as grouped products."""
 
+import re
+
 import pytest
 
 from fp8core.checkpoint.linear_shapes import LayerShape
-from fp8core.checkpoint.mixture_shapes import MixtureShape, mixtures_of
+from fp8core.checkpoint.mixture_shapes import EACH, MixtureShape, mixtures_of
 
 CONFIG = {"num_experts_per_tok": 2}
 UP, DOWN = LayerShape(256, 512, "channel"), LayerShape(512, 256, "channel")
@@ -38,8 +40,8 @@ def of(scheme, n=256, bias=False):
          MixtureShape(4, 2, 512, 192, "block", gated=False)),
         (of("block", 192), CONFIG, None),
         (of("channel", bias=True), CONFIG, None),
-        (of("channel"), {}, None),
-        (of("channel"), {"num_experts_per_tok": [2, 2]}, None),
+        (of("channel"), {"moe_topk": [2, 2]}, MixtureShape(4, 2, 512, 256, "channel")),
+        (of("channel"), {"num_experts_per_tok": None, "moe_k": 2}, MixtureShape(4, 2, 512, 256, "channel")),
         ({"gate_proj": UP, "up_proj": UP}, CONFIG, None),
         ({"gate_proj": UP, "up_proj": UP._replace(n=128), "down_proj": DOWN}, CONFIG, None),
         ({"gate_proj": UP, "up_proj": UP, "down_proj": DOWN._replace(scheme="block")}, CONFIG, None),
@@ -49,6 +51,28 @@ def of(scheme, n=256, bias=False):
 def test_a_mixture_of_alike_experts_is_found(projections, config, wanted):
     found = mixtures_of(layers(projections), config)
     assert found == ({} if wanted is None else {wanted: ["model.layers.0.mlp.experts"]})
+
+
+@pytest.mark.parametrize("number", [None, 0, -1, True, 2.0, "2", [], [2, 3], {}], ids=repr)
+def test_experts_of_an_unknown_number_are_left_out_and_named(number):
+    words = (
+        r"^config\.json needs one number .* as num_experts_per_tok, .*: the grouped products of model\.layers\.0\.mlp"
+    )
+    with pytest.warns(RuntimeWarning, match=words):
+        assert mixtures_of(layers(of("channel")), {"num_experts_per_tok": number}) == {}
+
+
+def test_the_number_of_a_token_s_experts_has_no_other_name_in_transformers():
+    """Models of one expert a token, or of an unchangeable number, have none."""
+    transformers = pytest.importorskip("transformers")
+    unnamed = set()
+    for model_type, kind in transformers.CONFIG_MAPPING.items():
+        for part in {kind, *(kind.sub_configs or {}).values()}:
+            fields = {name for base in part.__mro__ for name in vars(base).get("__annotations__", ())}
+            counts = any(re.fullmatch(r"(moe_)?(num|n)_(local_|routed_)?experts", name) for name in fields)
+            if counts and fields.isdisjoint(EACH):
+                unnamed.add(model_type)
+    assert unnamed == {"nllb-moe", "switch_transformers", "vitpose_backbone"}
 
 
 def test_experts_that_differ_are_left_out():

@@ -134,7 +134,7 @@ def tuned_for(gpu, made_of, kernel, version=fp8core.__version__):
     name = list(SCALED_MM.kernel("sm90_tiled").algorithms(product))[NUMBER]
     machine = tuning.Machine(gpu, 13000, 130000, version, made_of)
     chosen = tuning.Timed(kernel, NUMBER, 1.0, name)
-    return tuning.Tuning(machine, chosen, (chosen,), product._replace(target=H200))
+    return tuning.Tuning(machine, chosen, chosen, (chosen,), product._replace(target=H200))
 
 
 @pytest.mark.parametrize("model", ["NVIDIA H200", "NVIDIA L99", ""])

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, 
 from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
-from fp8core.errors import CheckpointError, DeviceError, LayoutError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError, DTypeError, LayoutError  # noqa: E402
 from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_  # noqa: E402
 from fp8core.transformers import (  # noqa: E402
     Experts,
@@ -132,12 +132,31 @@ def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
     assert list(model.modules()) == before
 
 
+@pytest.mark.parametrize(
+    ("parameter", "shape"), [("down_proj", (64, 64)), ("down_proj", (64,)), ("kernel", (64, 64)), ("weight", (64, 64))]
+)
+def test_fp8_parameters_of_what_is_no_layer_are_refused_by_name(parameter, shape):
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), nn.Module())
+    model[1].register_parameter(parameter, nn.Parameter(torch.ones(shape).to(torch.float8_e4m3fn), False))
+    before = list(model.modules())
+    words = f"needs FP8 weights of linear layers or of stacked experts, got 1.{parameter} in a Module$"
+    with pytest.raises(CheckpointError, match=words):
+        convert_(model)
+    assert list(model.modules()) == before
+
+
 def test_a_static_scale_beside_scales_of_blocks_is_refused_with_the_layer_s_name():
     layer = finegrained_fp8.FP8Linear(128, 128, block_size=(128, 128), activation_scheme="static")
     with pytest.raises(
         CheckpointError, match="0 needs scales per tensor or channel beside activation_scale, got blocks"
     ):
         convert_(nn.Sequential(layer))
+
+
+@pytest.mark.parametrize("change", [convert_, split_experts_, group_experts_])
+def test_what_is_no_model_is_refused_by_its_type(change):
+    with pytest.raises(DTypeError, match=r"^model needs a torch\.nn\.Module, got str$"):
+        change("meta-llama/Llama-3.1-8B")
 
 
 def test_a_layer_alone_is_refused():
@@ -164,24 +183,36 @@ def test_zero_points_of_zero_are_dropped(dtype):
     assert set(model.state_dict()) == {"0.weight", "0.weight_scale"}
 
 
-@pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
-def test_layers_with_hooks_are_refused(register):
-    """With one compressed-tensors transforms a layer's inputs, whose weight is that of the transformed ones."""
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), of_fbgemm(*channelwise()[:2]))
-    getattr(model[1], register)(lambda *_: None)
-    before = list(model.modules())
-    with pytest.raises(LayoutError, match="model needs layers without hooks, got some on 1: remove them first"):
-        convert_(model)
-    assert list(model.modules()) == before
-
-
-def test_stacked_experts_with_hooks_are_refused_before_anything_is_replaced():
+def of_stacked_experts():
     experts = nn.Module()
     experts.down_proj = nn.Parameter(torch.zeros(2, 8, 8).to(torch.float8_e4m3fn), requires_grad=False)
-    experts.register_forward_hook(lambda *_: None)
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), experts)
+    return experts
+
+
+def quantized_by_compressed_tensors(layer):
+    pytest.importorskip("compressed_tensors.quantization.lifecycle.forward").set_forward_quantized(layer)
+
+
+HOOKED, PATCHED = "without hooks, got some on {}: remove them first", "the forward of their class, got another on {}$"
+
+
+@pytest.mark.parametrize("made", [lambda: of_fbgemm(*channelwise()[:2]), of_stacked_experts], ids=["layer", "experts"])
+@pytest.mark.parametrize(
+    ("add", "match"),
+    [
+        (lambda layer: layer.register_forward_pre_hook(lambda *_: None), HOOKED),
+        (lambda layer: layer.register_forward_hook(lambda *_: None), HOOKED),
+        (lambda layer: setattr(layer, "forward", print), PATCHED),
+        (quantized_by_compressed_tensors, PATCHED),
+    ],
+    ids=["pre_hook", "hook", "forward", "compressed-tensors"],
+)
+def test_layers_that_would_lose_something_are_refused_before_anything_is_replaced(add, match, made):
+    """With a hook compressed-tensors transforms a layer's inputs, whose weight is that of the transformed ones."""
+    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), made())
+    add(model[1])
     before = list(model.modules())
-    with pytest.raises(LayoutError, match="model needs layers without hooks, got some on 1: remove them first"):
+    with pytest.raises(LayoutError, match=match.format(1)):
         convert_(model)
     assert list(model.modules()) == before
 
@@ -190,6 +221,15 @@ def test_layers_that_are_converted_already_keep_their_hooks():
     model = nn.Sequential(of_fbgemm(*channelwise()[:2]))
     assert convert_(model) == ("0",)
     model[0].register_forward_hook(lambda *_: None)
+    assert convert_(model) == ()
+
+
+def test_grouped_layers_keep_their_hooks():
+    model = random_model("qwen3_moe")
+    split_experts_(model)
+    quantize_model_(model)
+    (name, *_) = group_experts_(model)
+    model.get_submodule(name).down_proj.register_forward_hook(lambda *_: None)
     assert convert_(model) == ()
 
 
@@ -288,11 +328,8 @@ def test_what_is_in_two_places_is_replaced_in_both(change):
 @pytest.mark.parametrize(
     ("add", "match"),
     [
-        (
-            lambda experts: experts.register_forward_hook(lambda *_: None),
-            r"without hooks, got some on \S+\.1\.mlp\.experts",
-        ),
-        (lambda experts: setattr(experts, "forward", print), r"the forward of their class, got another on \S+\.1\.mlp"),
+        (lambda experts: experts.register_forward_hook(lambda *_: None), HOOKED),
+        (lambda experts: setattr(experts, "forward", print), PATCHED),
     ],
     ids=["hook", "forward"],
 )
@@ -300,7 +337,7 @@ def test_experts_that_would_lose_something_are_not_split(add, match):
     model = random_model("qwen3_moe")
     add(model.model.layers[1].mlp.experts)
     before = list(model.modules())
-    with pytest.raises(LayoutError, match=match):
+    with pytest.raises(LayoutError, match=match.format(r"model\.layers\.1\.mlp\.experts")):
         split_experts_(model)
     assert list(model.modules()) == before
 

@@ -105,6 +105,19 @@ def test_the_sum_over_experts(kind, layout, most, tokens):
     torch.testing.assert_close(ours(x, index, weights), theirs(x, index, weights), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("nobody", [-1, -7, COUNT, COUNT + 3])
+def test_indices_of_nobody_are_left_out(nobody, dtype):
+    layout = Layout(("gate_proj", "up_proj"), "down_proj", ())
+    ours = apart(Gated(), layout)
+    x, index, weights = routed(9, each=3)
+    index[::2, 1] = nobody
+    found = ours(x, index.to(dtype), weights)
+    kept = torch.where(index == nobody, 0.0, weights)
+    wanted = ours(x, torch.where(index == nobody, 0, index), kept)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+
+
 def test_transformers_own_module_and_gradients():
     block = random_model("qwen3_moe").float().model.layers[0].mlp
     theirs = block.experts

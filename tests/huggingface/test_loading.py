@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from safetensors.torch import save_file  # noqa: E402 - after the skips
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint  # noqa: E402
-from fp8core.errors import CheckpointError, DeviceError  # noqa: E402
+from fp8core.errors import CheckpointError, DeviceError, DTypeError  # noqa: E402
 from fp8core.torch import Linear  # noqa: E402
 from fp8core.transformers import Fp8CoreConfig, Fp8CoreQuantizer, config_for, from_pretrained  # noqa: E402
 from huggingface.cases import TOKENS, config_of, fp8_layers, logits, same, tensors_of, written  # noqa: E402
@@ -52,6 +52,28 @@ def test_the_dtype_is_the_model_s(folders, dtype):
         model = from_pretrained(folders / name, dtype=dtype)
         assert model.dtype == (torch.float16 if dtype in (torch.float16, "float16") else torch.bfloat16)
         assert is_fp8(model)
+
+
+@pytest.mark.parametrize("path", [None, 5, ["folder"]])
+def test_a_path_of_another_type_is_not_looked_for_on_the_network(path):
+    for call in (from_pretrained, config_for):
+        with pytest.raises(DTypeError, match=r"^path needs a folder or the name of a repository, got "):
+            call(path)
+
+
+def test_what_loads_no_model_is_refused(folders):
+    with pytest.raises(DTypeError, match=r"^auto needs a class with from_pretrained, got None$"):
+        from_pretrained(folders / "fp8", None)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "got"), [(torch.float64, "float64"), ("float64", "float64"), (torch.float8_e4m3fn, "float8_e4m3fn")]
+)
+@both
+def test_a_dtype_that_no_layer_takes_is_refused_before_weights_are_read(folders, name, dtype, got):
+    words = rf"^dtype needs one of float32, float16, bfloat16, as a torch\.dtype, got torch\.{got}$"
+    with pytest.raises(DTypeError, match=words):
+        from_pretrained(folders / name, dtype=dtype)
 
 
 @pytest.mark.parametrize("given", ["object", "folder", "config_for"])
@@ -146,11 +168,33 @@ def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtyp
     assert torch.equal(logits(from_pretrained(tmp_path / "changed")), logits(model))
 
 
+@both
+def test_a_scale_that_was_added_is_named(folders, name, tmp_path):
+    """The configuration would say that no layer has one."""
+    model = from_pretrained(folders / name)
+    model.model.layers[0].mlp.up_proj.input_scale = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+    words = r"needs no static scale of the inputs of model\.layers\.0\.mlp\.up_proj, as its configuration says, got one"
+    with pytest.raises(CheckpointError, match=words):
+        model.save_pretrained(tmp_path / "added")
+
+
+def test_a_scale_that_was_added_to_grouped_layers_is_named(tmp_path):
+    written("qwen3_moe", tmp_path / "wide")
+    model = from_pretrained(tmp_path / "wide")
+    down = model.model.layers[1].mlp.experts.down_proj
+    down.input_scale = torch.nn.Parameter(torch.ones(down.groups, 1), requires_grad=False)
+    with pytest.raises(CheckpointError, match=r"inputs of model\.layers\.1\.mlp\.experts\.0\.down_proj, as .* got one"):
+        model.save_pretrained(tmp_path / "added")
+
+
 def test_a_scale_that_was_removed_is_named(folders, tmp_path):
     """The file would say that the inputs of every layer have one."""
     scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
     static = from_pretrained(folders / "wide", quantization_config=Fp8CoreConfig("static", input_scales=scales))
     static.save_pretrained(tmp_path / "static")
+    static.model.layers[0].mlp.up_proj.input_scale = None
+    with pytest.raises(CheckpointError, match=r"needs a static scale .*layers\.0\.mlp\.up_proj, .* got none"):
+        static.save_pretrained(tmp_path / "removed")
     model = from_pretrained(tmp_path / "static")
     model.model.layers[0].mlp.up_proj.input_scale = None
     with pytest.raises(

@@ -17,7 +17,7 @@ from fp8core.kernels.linear.table import LINEAR
 from fp8core.problem import HOST
 from fp8core.runtime import device
 from fp8core.table import Choice, Table
-from fp8core.tuning import MARGIN, Timed, Tuning, measuring, timed, values
+from fp8core.tuning import MARGIN, Tuning, measuring, timed, values
 from fp8core.tuning.values import checksum
 from support.blaslt_fixtures import built  # noqa: F401
 from support.blaslt_tools import problem
@@ -146,7 +146,7 @@ def test_a_line_of_json_is_the_same_tuning(stub):
 def test_whatever_a_call_asks_for_comes_back_from_json(stub, options):
     x, weight = (fp8core.quantize(np.ones((rows, 1024), np.float32)) for rows in (96, 512))
     asked = fp8core.explain(fp8core.scaled_mm_nt, x, weight, target=H200, **options).problem
-    found = Tuning(timed(PROBLEM, saying(9.0)).machine, Timed("cublaslt", 0, 1), (Timed("cublaslt", 0, 1),), asked)
+    found = replace(timed(PROBLEM, saying(9.0)), _problem=asked)
     assert Tuning.from_json(found.to_json()) == found
 
 
@@ -156,7 +156,7 @@ def test_a_tuning_is_readable_and_shows_no_numbers_of_kernels(stub):
     assert (*found.dtypes, *found.scales) == (p.a, p.b, p.out, p.scale_a, p.scale_b)
     assert repr(found) == f"Tuning({str(found).splitlines()[0]}; cublaslt algorithm 1: 5.00 us)"
     assert str(found).splitlines()[1:] == ["> cublaslt algorithm 1: 5.00 us", "  cublaslt: 9.00 us"]
-    values = {"machine", "chosen", "timed", "m", "n", "k", "dtypes", "scales", "gain", "key"}
+    values = {"machine", "chosen", "default", "timed", "m", "n", "k", "dtypes", "scales", "gain", "key"}
     public = {name for name in dir(found) if not name.startswith("_")}
     assert public == values | {"problems", "apply", "to_json", "from_json"}
     with pytest.raises(AttributeError):
@@ -213,7 +213,7 @@ def changed(line, path, value):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (["machine"], None, "a line needs the fields machine, problem, chosen, timed and no others, got"),
+        (["machine"], None, "a line needs the fields machine, problem, chosen, default, timed and no others, got"),
         (["more"], 1, "a line needs the fields"),
         (["machine"], [], "machine needs the fields gpu, driver, library, fp8core, sources and no others, got"),
         (["machine", "gpu"], ["NVIDIA H200"], "gpu needs text, got"),
@@ -230,6 +230,7 @@ def changed(line, path, value):
         (["problem", "target", "platform"], "tpu", "platform needs one of 'cuda', 'hip', 'host', got 'tpu'"),
         (["chosen"], ["cublaslt", 0], "chosen needs a list of 3, got"),
         (["chosen", 1], "0", "chosen needs a whole number, got '0'"),
+        (["default", 2], 0, "default needs text, got 0"),
         (["timed"], {}, "timed needs a list, got {}"),
         (["timed", 0], ["cublaslt", 0], "timed needs the fields kernel, algorithm, us, name and no others, got"),
         (["timed", 0], ["cublaslt", 0, 5.0, "", ""], "timed needs the fields"),

@@ -14,7 +14,7 @@ from fp8core.runtime import device, sources
 from fp8core.tuning import Tuning, load_tunings, machine, measuring, save_tunings, timed, values
 from support.blaslt_fixtures import built  # noqa: F401
 from support.targets import H200
-from support.tuning_stub import PROBLEM, saying, stub  # noqa: F401
+from support.tuning_stub import FAR, PROBLEM, saying, stub  # noqa: F401
 
 SECOND_GPU = H200._replace(device=1)
 
@@ -63,7 +63,16 @@ def test_times_are_those_of_kernels_and_of_the_modules_that_prepare_them(monkeyp
 
 def test_what_was_not_timed_fully_gains_nothing(stub):
     found = timed(PROBLEM, saying())
-    assert (found.chosen[:3], found.timed, found.gain) == (("cublaslt", 0, float("inf")), (), 0.0)
+    assert (found.chosen[:3], found.timed, found.gain) == (("cublaslt", 0, FAR), (), 0.0)
+    assert Tuning.from_json(found.to_json()) == found
+
+
+@pytest.mark.parametrize("fastest", [1, 2], ids=["algorithm", "kernel"])
+def test_what_is_gained_over_a_default_that_could_not_run_is_not_that_over_the_next_candidate(stub, fastest):
+    times = [FAR, 9.0, 9.0]
+    times[fastest] = 5.0
+    found = timed(PROBLEM, saying(*times))
+    assert (found.default[:3], found.chosen.us, found.gain) == (("cublaslt", 0, FAR), 5.0, FAR)
     assert Tuning.from_json(found.to_json()) == found
 
 

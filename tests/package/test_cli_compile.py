@@ -1,5 +1,6 @@
 """`fp8core compile`, with a stand-in for CuPy whose compiler returns what it was given."""
 
+import json
 import os
 import re
 import subprocess
@@ -131,13 +132,17 @@ def test_the_layers_of_a_model(fp8core_, tmp_path):
     assert all("-arch=sm_120 " in each for each in compiled(tmp_path))
 
 
-def test_the_experts_of_a_model(fp8core_, tmp_path):
+def write_experts(folder, config):
     sizes = {"gate_proj": (128, 256), "up_proj": (128, 256), "down_proj": (256, 128)}
     names = [
         (f"model.layers.0.mlp.experts.{i}.{part}.weight", shape) for i in range(4) for part, shape in sizes.items()
     ]
-    save_file({name: normal(*shape) for name, shape in names}, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe", "num_experts_per_tok": 2}')
+    save_file({name: normal(*shape) for name, shape in names}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_the_experts_of_a_model(fp8core_, tmp_path):
+    write_experts(tmp_path, {"model_type": "hunyuan_v1_moe", "moe_topk": [2, 2]})
     code, said, log = fp8core_(tmp_path, "--rows", "1,16", "--target", "sm_90", "--scheme", "block")
     assert (code, log) == (0, "")
     assert said.splitlines()[:2] == [
@@ -146,6 +151,13 @@ def test_the_experts_of_a_model(fp8core_, tmp_path):
     ]
     sources = [path.read_bytes() for path in (tmp_path / "kernels").glob("*.kernel")]
     assert all(any(entry in each for each in sources) for entry in (b"sm90_grouped", b"count_experts", b"silu_and_mul"))
+
+
+def test_experts_whose_number_config_json_lacks_are_told(fp8core_, tmp_path):
+    write_experts(tmp_path, {"model_type": "mine"})
+    code, said, log = fp8core_(tmp_path, "--rows", 1, "--target", "sm_90")
+    assert (code, "mixture" in said) == (0, False)
+    assert log.startswith("warning: config.json needs one number for all layers as num_experts_per_tok, ")
 
 
 def test_a_kernel_that_the_compiler_refuses(fp8core_, tmp_path):

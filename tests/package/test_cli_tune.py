@@ -58,6 +58,13 @@ def test_a_product_that_no_candidate_could_compute_is_shown(fp8core_, monkeypatc
     assert rows(said)[0] == ["96x512x1024", "row x row", "cublaslt", "inf", "cublaslt", "inf", "0.0%"]
 
 
+def test_a_default_that_could_not_run_is_shown_as_such(fp8core_, monkeypatch):
+    monkeypatch.setattr(timing, "times", lambda _, launches: [float("inf"), 9.0, 4.5] + [9.0] * (len(launches) - 3))
+    _, said, log = fp8core_("tune", "--shapes", "96x512x1024")
+    assert "1/1 96x512x1024: cublaslt_relayout: 4.50 us, inf% gained" in log
+    assert rows(said)[0] == ["96x512x1024", "row x row", "cublaslt", "inf", "cublaslt_relayout", "4.50", "inf%"]
+
+
 def test_what_the_file_has_is_not_tuned_again(fp8core_, tmp_path):
     arguments = "tune", "--shapes", "96,97x512x1024"
     assert fp8core_(*arguments)[0] == 0

@@ -144,6 +144,21 @@ def test_methods_of_calibration_that_are_none(options, words):
         calibrate(nn.Sequential(nn.Linear(8, 8)), [torch.ones(1, 8)], **options)
 
 
+@pytest.mark.parametrize("batches", [None, 5, len], ids=repr)
+def test_what_holds_no_batches_is_refused(batches):
+    got = type(batches).__name__
+    with pytest.raises(ScaleError, match=f"^batches needs an iterable of batches, got {got}$"):
+        calibrate(nn.Sequential(nn.Linear(4, 4)), batches)
+
+
+def test_a_dataset_is_taken():
+    class Batches(torch.utils.data.Dataset):
+        def __getitem__(self, at):
+            return [torch.full((1, 4), 448.0)][at]
+
+    assert calibrate(nn.Sequential(nn.Linear(4, 4)), Batches()) == {"0": 1.0}
+
+
 def test_one_batch_of_keyword_arguments_is_no_list_of_batches():
     with pytest.raises(ScaleError, match="batches needs an iterable of batches, got a mapping, which is one batch"):
         calibrate(nn.Sequential(nn.Linear(8, 8)), {"input": torch.ones(1, 8)})

@@ -11,7 +11,15 @@ from torch.nn.utils import prune  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.errors import CheckpointError, DTypeError, LayoutError, ScaleError  # noqa: E402
-from fp8core.torch import Linear, Report, dequantize_model_, quantize_model_, warm_up  # noqa: E402
+from fp8core.torch import (  # noqa: E402
+    Linear,
+    Report,
+    calibrate,
+    dequantize_model_,
+    quantization_config,
+    quantize_model_,
+    warm_up,
+)
 from pytorch.models import Block, model, tokens  # noqa: E402
 from pytorch.tensors import bits, wide  # noqa: E402
 
@@ -184,6 +192,14 @@ def test_weights_that_are_not_finite_are_named_and_nothing_changes(value, scheme
         quantize_model_(made, scheme=scheme)
     assert not any(isinstance(module, Linear) for module in made.modules())
     assert quantize_model_(made, scheme=scheme, exclude=["second.up"]).kept["second.up"].startswith("its name matches")
+
+
+@pytest.mark.parametrize("model", ["x", None, nn.Linear, {"up": nn.Linear(4, 4)}], ids=["str", "none", "type", "dict"])
+def test_what_is_no_model_is_refused_by_its_type(model):
+    calls = lambda x: calibrate(x, []), quantize_model_, dequantize_model_, quantization_config, warm_up
+    for call in calls:
+        with pytest.raises(DTypeError, match=rf"^model needs a torch\.nn\.Module, got {type(model).__name__}$"):
+            call(model)
 
 
 def test_a_layer_alone_is_refused():

@@ -185,6 +185,16 @@ def test_a_folder_that_is_not_there_is_not_made_by_asking(tmp_path, monkeypatch)
     assert not (tmp_path / "a").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_refused_where_its_link_leads(tmp_path, monkeypatch):
+    place = tmp_path / "place"
+    place.mkdir()
+    (tmp_path / "link").symlink_to(place / "cache" / "kernels")
+    monkeypatch.setenv("FP8CORE_CACHE_DIR", str(tmp_path / "link"))
+    monkeypatch.setattr(os, "access", lambda path, mode: path != place)
+    assert kernel_cache.refusal() == f"it cannot be made, as {place} cannot be written"
+    assert not list(place.iterdir())
+
+
 # the file
 
 
