@@ -184,6 +184,11 @@ def static_shards(out):
     out.tensors["model.layers.1.mlp.up_proj.input_scale"] = torch.tensor([0.02, 0.03])
 
 
+def fewer_rows(out):
+    formats.modelopt(out)
+    out.tensors["model.layers.1.mlp.up_proj.weight"] = out.tensors["model.layers.1.mlp.up_proj.weight"][:16].clone()
+
+
 def static_blocks(out):
     formats.deepseek(out)
     out.tensors["model.layers.1.mlp.up_proj.activation_scale"] = torch.ones(1)
@@ -217,6 +222,7 @@ def gptq(out):
         ),
         (static_shards, "llama", r"1\.mlp\.up_proj\.input_scale needs to be one number, got shape \[2\]"),
         (static_blocks, "llama", r"up_proj\.activation_scale needs a weight with scales per tensor .*, got bl"),
+        (fewer_rows, "llama", r"1\.mlp\.up_proj\.weight needs the shape \[320, 128\], got \[16, 128\]"),
         (gptq, "llama", "needs FP8 weights, got none; its quant_method is gptq"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
