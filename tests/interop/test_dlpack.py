@@ -1,10 +1,12 @@
 """DLPack itself: capsules of older and unknown kinds, and the table of functions of its version 1.3."""
 
+import ctypes
 import gc
 import os
 import sys
 import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +16,7 @@ from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.problem import HOST, ITEMSIZE
 from support.host_arrays import codes
-from support.targets import H200
+from support.targets import H200, MI300
 
 # DLPack
 
@@ -148,14 +150,18 @@ def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
     fails._to_object = lambda made, out: -1
     with pytest.raises(BufferError, match="managed_tensor_to_py_object failed with -1"):
         fails.empty((3,), "float32", HOST)
+    assert not fails.allocates
     gc.collect()
     assert not ignored
-    assert len(deleted) == 1
+    assert len(deleted) == 2
     for status in (0, -1):
         fails._allocate = lambda prototype, made, context, tell, status=status: status
         with pytest.raises(BackendError, match=r"torch cannot allocate \(3,\) of float32 on host"):
             fails.empty((3,), "float32", HOST)
-    assert len(deleted) == 1
+        assert not fails.allocates
+    monkeypatch.setattr(fails, "_allocate", Mock(side_effect=NotImplementedError))
+    assert not fails.allocates
+    assert len(deleted) == 2
 
 
 def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
@@ -170,12 +176,44 @@ def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
         table.view(torch.zeros(3).to_sparse(), "x")
 
 
+def test_the_table_tells_its_current_stream(table, monkeypatch):
+    def current(kind, ordinal, stream):
+        stream._obj.value = streams[kind]
+        return -1 if ordinal else 0
+
+    streams = {dlpack.CUDA: 0x70, dlpack.ROCM: None}
+    monkeypatch.setattr(table, "_current_stream", current)
+    assert [table.stream(target) for target in (H200, MI300, HOST)] == [0x70, 0, 0]
+    with pytest.raises(BufferError, match="current_work_stream failed with -1"):
+        table.stream(H200._replace(device=1))
+    assert table.wrap(table.empty((3,), "float32", HOST, None, 0).array).shape == (3,)
+
+
 def test_the_codes_of_a_weight_have_no_gaps_where_arrays_cannot_have_any(table, monkeypatch):
     torch = pytest.importorskip("torch")
     weight = torch.zeros(3, 5)
     seen = table.view(weight, "weight")._replace(target=H200)
     monkeypatch.setattr(interop, "view", lambda *_: seen)
     assert aligned_rows(weight, "float8_e4m3fn") is None
+
+
+def test_a_later_table_leads_to_an_earlier_one(table):
+    torch = pytest.importorskip("torch")
+    name = dlpack_exchange._CAPSULE
+    later = dlpack_exchange._Api(2, 1, dlpack._address(torch.Tensor.__dlpack_c_exchange_api__, name))
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+    class Later:
+        __dlpack_c_exchange_api__ = capsule(ctypes.addressof(later), name, None)
+
+    x = torch.zeros(4, 6)
+    assert dlpack_exchange.Exchange(Later).view(x, "x").pointer == x.data_ptr()
+    later.previous = None
+    with pytest.raises(
+        BackendError, match=rf"{__name__.partition('.')[0]} offers DLPack's exchange table 2\.1, 1\.x is"
+    ):
+        dlpack_exchange.Exchange(Later)
 
 
 def test_a_type_that_offers_the_table_is_read_through_it():
