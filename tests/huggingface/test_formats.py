@@ -116,11 +116,12 @@ def silent(out):
 
 @pytest.mark.parametrize("writer", [silent, formats.comfyui_old, formats.comfyui_new, formats.comfyui_header])
 def test_fp8_weights_are_found_without_a_configuration_that_names_them(writer, tmp_path):
-    wanted, _ = write(writer, "llama", tmp_path)
+    wanted, out = write(writer, "llama", tmp_path)
     model = from_pretrained(tmp_path / "fp8")
     found = logits(model)
     assert 0.001 < distance(found, wanted) < FAR
     model.save_pretrained(tmp_path / "again")
+    assert tensors_of(tmp_path / "again").keys() == out.tensors.keys() - {"scaled_fp8"}
     assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == "fp8core"
     assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
 
