@@ -13,8 +13,10 @@ import pytest
 from fp8core import interop
 from fp8core.errors import BackendError, DTypeError, LayoutError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
+from fp8core.interop.dlpack_views import target_of
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.problem import HOST, ITEMSIZE
+from fp8core.runtime import device
 from support.host_arrays import codes
 from support.targets import H200, MI300
 
@@ -69,6 +71,14 @@ def test_vectors_and_unknown_codes_are_named():
     assert dlpack.read(capsule).dtype == "type code 77 of bits 8"
 
 
+def test_pinned_memory_is_the_host_s_and_managed_memory_the_gpu_s(monkeypatch):
+    monkeypatch.setattr(device, "target", lambda ordinal: H200._replace(device=ordinal))
+    for kind in (dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST):
+        assert target_of(kind, 3, "x") is HOST
+    for kind in (dlpack.CUDA, dlpack.ROCM, dlpack.CUDA_MANAGED):
+        assert target_of(kind, 3, "x").device == 3
+
+
 # the exchange table, offered by torch: here it stands for a framework that is not known
 
 
@@ -93,7 +103,7 @@ def test_an_array_is_read_through_the_table(table, dtype):
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [((), None), ((0, 3), None), ((4, 6), None), ((4, 6), (1, 4)), ((2, 3, 4), (4, 8, 1)), ((5, 1), (1, 5))],
+    [((), None), ((0, 3), None), ((4, 6), None), ((4, 6), (1, 4)), ((2, 3, 4), (4, 8, 1)), ((5, 1), (1, 7))],
 )
 def test_the_table_allocates(table, dtype, shape, strides):
     result = table.empty(shape, dtype, HOST, strides)
@@ -144,9 +154,11 @@ def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
     ignored, deleted, delete = [], [], dlpack_exchange._delete
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     monkeypatch.setattr(dlpack_exchange, "_delete", lambda *made: (deleted.append(made), delete(*made)))
-    fails._read, fails._from_object = None, lambda x, out: -1
-    with pytest.raises(LayoutError, match="managed_tensor_from_py_object failed with -1"):
-        fails.view(torch.zeros(3), "x")
+    fails._read = None
+    for status, words in ((-1, "failed with -1"), (0, "gave no tensor")):
+        fails._from_object = lambda x, out, status=status: status
+        with pytest.raises(LayoutError, match=f"managed_tensor_from_py_object {words}"):
+            fails.view(torch.zeros(3), "x")
     fails._to_object = lambda made, out: -1
     with pytest.raises(BufferError, match="managed_tensor_to_py_object failed with -1"):
         fails.empty((3,), "float32", HOST)

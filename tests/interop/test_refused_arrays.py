@@ -145,6 +145,11 @@ def test_an_exporter_of_a_null_pointer_is_refused():
     assert interop.view(Liar(0, data=None), "x").shape == (0,)
 
 
+def test_an_exporter_of_elements_at_odd_addresses_is_refused():
+    with pytest.raises(LayoutError, match="x needs elements at multiples of 4 bytes"):
+        interop.view(Exporter(np.zeros(9, np.uint8)[1:5].view(np.uint32), "float32"), "x")
+
+
 NEGATIVE = (ctypes.c_int64 * 1)(-3)
 
 
