@@ -164,13 +164,17 @@ def test_the_gradient_of_linear_is_that_of_the_dequantized_weight(groups):
     for function in (loss, jax.jit(loss), jax.checkpoint(loss)):
         for made, one in zip(jax.grad(function, (0, 1))(x, bias), wanted, strict=True):
             np.testing.assert_allclose(made, one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
+    for at, one in enumerate(wanted):
+        np.testing.assert_allclose(jax.grad(loss, at)(x, bias), one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
     forward = jax.jvp(loss, (x, bias), (x, bias))[1]
     np.testing.assert_allclose(forward, (wanted[0] * x).sum() + (wanted[1] * bias).sum(), rtol=1e-4)
     batched = jax.vmap(jax.grad(loss), (0, None))(x, bias)
     np.testing.assert_allclose(batched[1], jax.grad(loss)(x[1:], bias)[0], rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.parametrize("axes", [(1, None, None), (None, 0, 0), (1, 0, 0), (None, 1, 0), (0, None, 0)], ids=str)
+@pytest.mark.parametrize(
+    "axes", [(1, None, None), (None, 0, 0), (1, 0, 0), (None, 1, 0), (0, None, 0), (1, 0, None)], ids=str
+)
 def test_the_derivatives_of_a_batch_are_those_of_each(axes):
     x, each = [wide(3, K, dtype=np.float32, seed=seed) for seed in range(2)], [weight(n=8), weight(n=8)]
     each[1] = fp8core.quantize(wide(8, K, seed=5))
@@ -245,7 +249,9 @@ def test_derivatives_in_a_part_of_a_mesh_and_outside():
         (128, 256, (2, 1)),
         (128, 256, (1, 2)),
         (256, 256, (2, 2)),
+        (200, 300, (2, 3)),
         (64, 256, (64, 2)),
+        (64, 300, (64, 3)),
         (64, 100, (64, 1)),
         (64, 256, (64,)),
     ],
@@ -254,8 +260,8 @@ def test_derivatives_in_a_part_of_a_mesh_and_outside():
 def test_the_gradient_reads_a_scale_as_the_product_does(n, k, shape):
     """Of blocks there may be one along an axis, and those along the other stand or lie."""
     weight, scale, x = fresh_fp8((n, k)), fresh_scale(shape), fresh((3, k), "float32")
-    options = {"group_shape": PER_TOKEN if shape in ((n,), (n, 1)) else GROUP_128}
-    group = BLOCK_128 if n not in shape else GROUP_128 if shape == (n, 2) else PER_CHANNEL
+    group = BLOCK_128 if n not in shape else PER_CHANNEL if shape in ((n,), (n, 1)) else GROUP_128
+    options = {"group_shape": PER_TOKEN if group == PER_CHANNEL else GROUP_128}
     operands = jnp.asarray(weight), jnp.asarray(scale)
     rows = scale.reshape(n, -1) if n in shape else np.repeat(scale.reshape(-(-n // 128), -1), 128, 0)[:n]
     each = rows if rows.shape[1] == 1 else np.repeat(rows, 128, 1)[:, :k]
