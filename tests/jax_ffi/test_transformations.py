@@ -301,6 +301,10 @@ def test_what_has_no_gradient_says_so():
             lambda x: fp8core.moe_unpermute(x, jnp.zeros((4, 2), jnp.int32)).sum(),
         ),
         (
+            "linear of an x that is FP8 needs to be outside of a gradient",
+            lambda s: fp8core.linear(w, w, bias=s).astype(s.dtype).sum(),
+        ),
+        (
             "linear needs to be without an activation inside of a gradient, got gelu",
             lambda s: fp8core.linear(x * s[0], w, activation="gelu").astype(s.dtype).sum(),
         ),
