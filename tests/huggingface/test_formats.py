@@ -78,6 +78,21 @@ def test_other_models_are_loaded_and_run(writer, kind, tmp_path):
     assert 0.001 < distance(logits(model), wanted) < FAR
 
 
+def one_layer_more(out):
+    """Such as the layer of DeepSeek-V3 that predicts a token further ahead."""
+    formats.deepseek(out)
+    out.tensors |= {name.replace(".1.", ".2.", 1): x.clone() for name, x in out.tensors.items() if "layers.1." in name}
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_layers_beyond_those_of_the_model_are_left_out(kind, tmp_path):
+    wanted, _ = write(one_layer_more, kind, tmp_path)
+    model, told = from_pretrained(tmp_path / "fp8", output_loading_info=True)
+    assert 0.001 < distance(logits(model), wanted) < FAR
+    assert not told["missing_keys"]
+    assert all(".layers.2." in name for name in told["unexpected_keys"])
+
+
 def shards(out):
     """A scale for each layer in fused ones, as vLLM and AutoFP8 keep them."""
     widths = {"qkv_proj": (128, 64, 64), "gate_up_proj": (320, 320)}
