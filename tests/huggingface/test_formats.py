@@ -80,13 +80,25 @@ def test_other_models_are_loaded_and_run(writer, kind, tmp_path):
 
 def one_layer_more(out):
     """Such as the layer of DeepSeek-V3 that predicts a token further ahead."""
-    formats.deepseek(out)
     out.tensors |= {name.replace(".1.", ".2.", 1): x.clone() for name, x in out.tensors.items() if "layers.1." in name}
 
 
+def one_more_in_fp8(out):
+    formats.deepseek(out)
+    out.tensors["model.layers.1.self_attn.k_scale"] = torch.tensor(0.5)
+    one_layer_more(out)
+
+
+def one_more_to_quantize(out):
+    out.tensors |= {f"{module}.weight": weight for module, weight in out.linears.items()}
+    one_layer_more(out)
+
+
+@pytest.mark.filterwarnings("error:.*stays unquantized:RuntimeWarning")
+@pytest.mark.parametrize("writer", [one_more_in_fp8, one_more_to_quantize])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
-def test_layers_beyond_those_of_the_model_are_left_out(kind, tmp_path):
-    wanted, _ = write(one_layer_more, kind, tmp_path)
+def test_layers_beyond_those_of_the_model_are_left_out(writer, kind, tmp_path):
+    wanted, _ = write(writer, kind, tmp_path)
     model, told = from_pretrained(tmp_path / "fp8", output_loading_info=True)
     assert 0.001 < distance(logits(model), wanted) < FAR
     assert not told["missing_keys"]

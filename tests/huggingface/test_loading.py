@@ -184,6 +184,17 @@ def test_a_scale_that_was_removed_is_named(folders, tmp_path):
         model.save_pretrained(tmp_path / "removed")
 
 
+def test_static_scales_are_saved_in_the_dtype_of_the_file(folders, tmp_path):
+    scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
+    asked = Fp8CoreConfig("static", input_scales=scales)
+    from_pretrained(folders / "wide", quantization_config=asked).save_pretrained(tmp_path / "in")
+    tensors = tensors_of(tmp_path / "in")
+    tensors |= {name: x.bfloat16() for name, x in tensors.items() if name.endswith("input_scale")}
+    save_file(tensors, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    from_pretrained(tmp_path / "in").save_pretrained(tmp_path / "out")
+    assert all(same(tensors_of(tmp_path / "out")[name], x) for name, x in tensors.items())
+
+
 @pytest.mark.parametrize("to", ["compressed-tensors", "deepseek", "modelopt"])
 def test_what_accelerate_has_offloaded_is_saved_as_it_was(folders, to, tmp_path):
     accelerate = pytest.importorskip("accelerate")
