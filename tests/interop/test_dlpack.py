@@ -57,6 +57,13 @@ def test_an_offset_in_bytes_counts():
     assert dlpack.read(capsule).pointer == held.ctypes.data + 48
 
 
+def test_of_its_flags_one_says_that_a_tensor_is_read_only():
+    capsule = codes().__dlpack__(max_version=(1, 0))
+    for flags, read_only in ((2, False), (3, True), (0, False)):
+        dlpack.managed(capsule).flags = flags
+        assert dlpack.read(capsule).read_only == read_only
+
+
 def test_only_equally_wide_elements_can_be_renamed():
     with pytest.raises(BufferError, match="8 bits cannot be called bfloat16"):
         dlpack.retag(codes().__dlpack__(), "bfloat16")
