@@ -89,13 +89,19 @@ def one_more_in_fp8(out):
     one_layer_more(out)
 
 
+def one_more_alone_in_fp8(out):
+    wide = {f"{module}.weight": x for module, x in out.linears.items() if ".experts." in module}
+    one_more_in_fp8(out)
+    out.tensors = {name: x for name, x in out.tensors.items() if name.removesuffix("_scale_inv") not in wide} | wide
+
+
 def one_more_to_quantize(out):
     out.tensors |= {f"{module}.weight": weight for module, weight in out.linears.items()}
     one_layer_more(out)
 
 
 @pytest.mark.filterwarnings("error:.*stays unquantized:RuntimeWarning")
-@pytest.mark.parametrize("writer", [one_more_in_fp8, one_more_to_quantize])
+@pytest.mark.parametrize("writer", [one_more_in_fp8, one_more_alone_in_fp8, one_more_to_quantize])
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
 def test_layers_beyond_those_of_the_model_are_left_out(writer, kind, tmp_path):
     wanted, _ = write(writer, kind, tmp_path)
