@@ -139,7 +139,7 @@ def content(tensor: Tensor, *, read_only: bool = False) -> Content:
     shape = tuple(tensor.shape[:ndim]) if ndim else ()
     if any(extent < 0 for extent in shape):
         raise BufferError(f"extents of at least 0 are needed, got shape {shape}")
-    strides = tuple(tensor.strides[:ndim]) if ndim and tensor.strides else contiguous(shape)
+    strides = tuple(tensor.strides[:ndim]) if tensor.strides else contiguous(shape)
     dtype = NAMES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
         dtype = _KINDS.get(tensor.code, f"type code {tensor.code} of bits ") + str(tensor.bits)

@@ -17,7 +17,7 @@ from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import passed_query, releases
 
-REFUSALS: Final = (BufferError, RuntimeError, ValueError, TypeError, NotImplementedError)
+REFUSALS: Final = (BufferError, RuntimeError, ValueError, TypeError)
 """What producers raise when they cannot export."""
 
 

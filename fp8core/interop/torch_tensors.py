@@ -71,7 +71,7 @@ class Torch(Framework):
         try:
             pointer = x.data_ptr()
             strides = x.stride()
-        except (RuntimeError, NotImplementedError) as error:
+        except RuntimeError as error:
             if self._modes.wrapped(x):
                 raise LayoutError(f"{name} needs memory of its own, got a tensor of torch.func's transforms") from error
             got = "a nested tensor" if x.is_nested else f"{x.layout}: {str(error).splitlines()[0]}"
@@ -135,7 +135,7 @@ class Torch(Framework):
             if not pointer or pointer % x.itemsize or x.is_neg():
                 return pointer, None
             return pointer, (x.dtype, x.shape, x.stride(), x.device, x.requires_grad)
-        except (RuntimeError, NotImplementedError):  # sparse, or wrapped by torch.func: `view` raises the error
+        except RuntimeError:  # sparse, or wrapped by torch.func: `view` raises the error
             return 0, None
 
     def guard(self, operands: tuple[Any, ...]) -> Callable[..., bool]:

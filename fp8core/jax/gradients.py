@@ -1,7 +1,7 @@
 """Gradients of calls: `linear` has straight-through gradients for its input and its bias; other calls have none."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 import jax
@@ -25,22 +25,16 @@ PRODUCT: Final = Primitive("fp8core_straight_through")
 """``x @ dequantize(weight).T``, linear in x. The backward pass keeps the FP8 weight, not the dequantized one."""
 
 
-def _weight(weight: Any, scale: Any, group: GroupShape, dtype: Any) -> Any:
-    if len(scale.shape) == 1 and group == PER_CHANNEL:
-        scale = scale[:, None]
-    return dequantize(weight, scale, group_shape=group, dtype=dtype)
-
-
 @lru_cache(CALLS_KEPT)
 def _dequantization(kinds: tuple[tuple[Any, Any], ...], group: GroupShape, dtype: Any, mesh: Any) -> Any:
-    """Return the jaxpr of `_weight`, by shapes and dtypes, and by ``mesh``, the mesh of the context, in the jaxpr.
+    """Return the jaxpr of a dequantization, by shapes and dtypes, and by ``mesh``, that of the context.
 
     The jaxpr never runs. JAX searches the jaxprs of a primitive's parameters for primitives that need the devices when
-    they are lowered, such as the dequantization.
+    they are lowered, such as the dequantization, except inside of a `jax.shard_map` over some axes of a mesh.
     """
     del mesh
     weight, scale = (jax.ShapeDtypeStruct(*kind) for kind in kinds)
-    return jax.make_jaxpr(lambda weight, scale: _weight(weight, scale, group, dtype))(weight, scale)
+    return jax.make_jaxpr(partial(dequantize, group_shape=group, dtype=dtype))(weight, scale)
 
 
 def _bind(x: Any, weight: Any, scale: Any, group: GroupShape) -> Any:
@@ -52,7 +46,7 @@ def _bind(x: Any, weight: Any, scale: Any, group: GroupShape) -> Any:
 def _product(x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any) -> Any:
     del jaxpr
     sharding = _sharding(jax.typeof(x), jax.typeof(weight))
-    return _multiplied(x, _weight(weight, scale, group, x.dtype).T, sharding)
+    return _multiplied(x, dequantize(weight, scale, group_shape=group, dtype=x.dtype).T, sharding)
 
 
 def _multiplied(x: Any, y: Any, sharding: NamedSharding) -> Any:
@@ -74,7 +68,8 @@ def _abstract(x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any)
 
 def _transposed(grad: Any, x: Any, weight: Any, scale: Any, *, group: GroupShape, jaxpr: Any) -> Any:
     del jaxpr
-    return (_multiplied(grad, _weight(weight, scale, group, grad.dtype), x.aval.sharding), None, None)
+    wide = dequantize(weight, scale, group_shape=group, dtype=grad.dtype)
+    return (_multiplied(grad, wide, x.aval.sharding), None, None)
 
 
 def _product_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, group: GroupShape, jaxpr: Any) -> Any:
@@ -82,8 +77,7 @@ def _product_jvp(primals: Sequence[Any], tangents: Sequence[Any], *, group: Grou
     x, weight, scale = primals
     of_x, *others = tangents
     _frozen(others, ("weight", "weight_scale"))
-    made = _bind(x, weight, scale, group)
-    return made, of_x if type(of_x) is ad.Zero else _bind(of_x, weight, scale, group)
+    return _bind(x, weight, scale, group), _bind(of_x, weight, scale, group)
 
 
 def _product_batched(arrays: Sequence[Any], axes: Sequence[Any], *, group: GroupShape, jaxpr: Any) -> Any:
@@ -99,11 +93,11 @@ def _product_batched(arrays: Sequence[Any], axes: Sequence[Any], *, group: Group
     return jax.lax.map(lambda one: _bind(one[0], one[1], one[2], group), each), 0
 
 
-def _scale_of(call: CallOf, weight: Any, scale: Any) -> tuple[Any, GroupShape]:
-    """Return a weight's scale in the weight's orientation, and its group shape, as `linear` interprets them."""
-    known = LinearOptions(*call.options).weight_group
-    if known is not None:
-        return scale, GroupShape(*known)
+def _scale_of(weight: Any, scale: Any) -> tuple[Any, GroupShape]:
+    """Return a weight's scale in the weight's orientation, and its group shape, as `linear` interprets them.
+
+    Where a shape that `linear` takes fits several group shapes, they are the same numbers.
+    """
     (n, k), shape = weight.shape, scale.shape
     if is_one_number(shape):
         return scale, PER_TENSOR
@@ -147,7 +141,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
     out = made[0]
     parts = []
     if type(of[X]) is not ad.Zero:
-        scale, group = _scale_of(call, given[WEIGHT], given[WEIGHT_SCALE])
+        scale, group = _scale_of(given[WEIGHT], given[WEIGHT_SCALE])
         parts.append(_bind(of[X], given[WEIGHT], scale, group).astype(out.dtype))
     if BIAS in of and type(of[BIAS]) is not ad.Zero:
         parts.append(jnp.broadcast_to(of[BIAS].astype(out.dtype), out.shape))

@@ -145,13 +145,13 @@ def layouts_of(model: nn.Module, named: Mapping[str, Named]) -> dict[str, Layout
         _, star, projection = pattern.partition("*.")
         if star and role in (GATED, PLAIN, DOWN) and projection.endswith(WEIGHT):
             found[module][role][order] = projection.removesuffix(WEIGHT), pattern
-    layouts = {}
+    layouts, modules = {}, dict(model.named_modules())
     for module, roles in found.items():
         first = [one for _, one in sorted((roles.get(GATED) or roles.get(PLAIN) or {}).items())]
         down = list(roles[DOWN].values())
-        if first and down:
+        if first and down and module in modules:  # checkpoints may have layers beyond the model's, such as DeepSeek's
             layout = Layout(tuple(name for name, _ in first), down[0][0], tuple(one for _, one in first + down))
-            if fits(model.get_submodule(module), layout):
+            if fits(modules[module], layout):
                 layouts[module] = layout
     return layouts
 

@@ -40,6 +40,8 @@ class Names:
     def of(self, key: str) -> Named:
         """Return the parameter that a checkpoint's tensor becomes."""
         name, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, self.parameters)
+        if name not in self.parameters and key in self.parameters:
+            name, pattern = rename_source_key(key, [], [], self._prefix, self.parameters)
         return Named(name) if pattern is None else Named(name, pattern, self._order[pattern])
 
     def possible(self, name: str) -> tuple[str, ...]:

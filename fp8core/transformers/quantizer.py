@@ -116,7 +116,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         modules, shared = dict(model.named_modules()), names.shared(checkpoint.all_tensors)
         for key, layer in weights.items():
             named = names.of(key)
-            if named.pattern is None and named.name not in names.parameters:
+            if named.name not in names.parameters:
                 continue  # the model has no such parameter, which transformers reports
             place = named.name.removesuffix(WEIGHT)
             what = _other_than_linear(named, modules, shared)
@@ -162,8 +162,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
             unable = {
                 wanted[key]: got
                 for key, named in found.items()
-                if (named.pattern is not None or named.name in names.parameters)
-                and (got := _other_than_linear(named, modules, shared)) is not None
+                if named.name in names.parameters and (got := _other_than_linear(named, modules, shared)) is not None
             }
             if not unable:
                 break

@@ -27,10 +27,10 @@ def unstack_experts(model: Any, present: Iterable[str]) -> None:
     """
     names, modules = Names(model, transforms_of(model)), dict(model.named_modules())
     for key in present:
-        named = names.of(key)
-        if not key.endswith(WEIGHT) or named.pattern is not None or named.name in names.parameters:
+        name = names.of(key).name
+        if not key.endswith(WEIGHT) or name in names.parameters:
             continue
-        places = (_stacked_in(name, modules) for name in names.possible(named.name))
+        places = (_stacked_in(one, modules) for one in names.possible(name))
         place = next((one for one in places if one is not None), None)
         if place is None:
             continue  # the model has no such layer, which transformers reports

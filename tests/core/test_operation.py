@@ -15,6 +15,7 @@ from fp8core.core import calls, memory, operation
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.explaining import explanation_of
 from fp8core.core.operation import Operation
+from fp8core.interop.overlap import share_memory
 from fp8core.ops import all_close
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import HOST, Target
@@ -210,6 +211,15 @@ def test_a_reversed_scale_is_looked_for_where_it_lies():
     other = scale.copy()[::-1].reshape(8, 1)
     fp8core.quantize(x, scale=other, out=out)
     np.testing.assert_array_equal(out.view(np.uint8), fp8core.quantize(x, scale=other.copy()).data.view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("at", "steps", "shared"),
+    [(0x1000, 8, True), (0x1003, 8, True), (0x1004, 8, False), (0x1007, 8, False), (0x0FFD, 3, True)],
+)
+def test_one_byte_of_an_element_is_memory_in_common(at, steps, shared):
+    numbers, codes = (0x1000, (4,), (2,), "float32"), (at, (4,), (steps,), "float8_e4m3fn")
+    assert (share_memory(numbers, codes), share_memory(codes, numbers)) == (shared, shared)
 
 
 def test_rows_between_the_rows_of_another_operand_are_memory_of_their_own():

@@ -78,6 +78,39 @@ def test_other_models_are_loaded_and_run(writer, kind, tmp_path):
     assert 0.001 < distance(logits(model), wanted) < FAR
 
 
+def one_layer_more(out):
+    """Such as the layer of DeepSeek-V3 that predicts a token further ahead."""
+    out.tensors |= {name.replace(".1.", ".2.", 1): x.clone() for name, x in out.tensors.items() if "layers.1." in name}
+
+
+def one_more_in_fp8(out):
+    formats.deepseek(out)
+    out.tensors["model.layers.1.self_attn.k_scale"] = torch.tensor(0.5)
+    one_layer_more(out)
+
+
+def one_more_alone_in_fp8(out):
+    wide = {f"{module}.weight": x for module, x in out.linears.items() if ".experts." in module}
+    one_more_in_fp8(out)
+    out.tensors = {name: x for name, x in out.tensors.items() if name.removesuffix("_scale_inv") not in wide} | wide
+
+
+def one_more_to_quantize(out):
+    out.tensors |= {f"{module}.weight": weight for module, weight in out.linears.items()}
+    one_layer_more(out)
+
+
+@pytest.mark.filterwarnings("error:.*stays unquantized:RuntimeWarning")
+@pytest.mark.parametrize("writer", [one_more_in_fp8, one_more_alone_in_fp8, one_more_to_quantize])
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "deepseek_v3"])
+def test_layers_beyond_those_of_the_model_are_left_out(writer, kind, tmp_path):
+    wanted, _ = write(writer, kind, tmp_path)
+    model, told = from_pretrained(tmp_path / "fp8", output_loading_info=True)
+    assert 0.001 < distance(logits(model), wanted) < FAR
+    assert not told["missing_keys"]
+    assert all(".layers.2." in name for name in told["unexpected_keys"])
+
+
 def shards(out):
     """A scale for each layer in fused ones, as vLLM and AutoFP8 keep them."""
     widths = {"qkv_proj": (128, 64, 64), "gate_up_proj": (320, 320)}
@@ -116,11 +149,12 @@ def silent(out):
 
 @pytest.mark.parametrize("writer", [silent, formats.comfyui_old, formats.comfyui_new, formats.comfyui_header])
 def test_fp8_weights_are_found_without_a_configuration_that_names_them(writer, tmp_path):
-    wanted, _ = write(writer, "llama", tmp_path)
+    wanted, out = write(writer, "llama", tmp_path)
     model = from_pretrained(tmp_path / "fp8")
     found = logits(model)
     assert 0.001 < distance(found, wanted) < FAR
     model.save_pretrained(tmp_path / "again")
+    assert tensors_of(tmp_path / "again").keys() == out.tensors.keys() - {"scaled_fp8"}
     assert config_of(tmp_path / "again")["quantization_config"]["quant_method"] == "fp8core"
     assert torch.equal(logits(from_pretrained(tmp_path / "again")), found)
 
@@ -184,6 +218,11 @@ def static_shards(out):
     out.tensors["model.layers.1.mlp.up_proj.input_scale"] = torch.tensor([0.02, 0.03])
 
 
+def fewer_rows(out):
+    formats.modelopt(out)
+    out.tensors["model.layers.1.mlp.up_proj.weight"] = out.tensors["model.layers.1.mlp.up_proj.weight"][:16].clone()
+
+
 def static_blocks(out):
     formats.deepseek(out)
     out.tensors["model.layers.1.mlp.up_proj.activation_scale"] = torch.ones(1)
@@ -217,6 +256,7 @@ def gptq(out):
         ),
         (static_shards, "llama", r"1\.mlp\.up_proj\.input_scale needs to be one number, got shape \[2\]"),
         (static_blocks, "llama", r"up_proj\.activation_scale needs a weight with scales per tensor .*, got bl"),
+        (fewer_rows, "llama", r"1\.mlp\.up_proj\.weight needs the shape \[320, 128\], got \[16, 128\]"),
         (gptq, "llama", "needs FP8 weights, got none; its quant_method is gptq"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),

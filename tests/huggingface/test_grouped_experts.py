@@ -27,6 +27,14 @@ class Usual(Gated):
     _apply_gate = None
 
 
+class WithGelu(Usual):
+    """Gated by another activation than the one that a kernel of fp8core has."""
+
+    def __init__(self):
+        super().__init__()
+        self.act_fn = nn.GELU(approximate="tanh")
+
+
 def loop(kind=Usual, layout=GATED, scheme="channel", static=False, inner=INNER, **options):
     """Experts with a layer for each projection, of random weights."""
     torch.manual_seed(3)
@@ -58,6 +66,7 @@ CASES = [
     (Usual, GATED, "tensor", True),
     (Usual, GATED, "block", False),
     (Gated, GATED, "block", False),
+    (WithGelu, GATED, "channel", False),
     (Plain, PLAIN, "channel", False),
     (Plain, PLAIN, "tensor", True),
     (Plain, PLAIN, "block", False),

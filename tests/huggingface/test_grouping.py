@@ -33,6 +33,15 @@ def one_accurate(experts):
     experts[1].down_proj.use_fast_accum = False
 
 
+def one_biased(experts):
+    experts[1].down_proj.bias = nn.Parameter(torch.ones(HIDDEN), requires_grad=False)
+
+
+def other_dtype(experts):
+    for expert in experts:
+        expert.down_proj.compute_dtype = torch.float16
+
+
 def one_wide(experts):
     experts[0].up_proj = nn.Linear(HIDDEN, INNER, bias=False)
 
@@ -74,6 +83,8 @@ def all_hooked(experts):
         one_dynamic,
         one_invariant,
         one_accurate,
+        one_biased,
+        other_dtype,
         one_wide,
         one_hooked,
         one_expert_hooked,

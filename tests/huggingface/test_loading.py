@@ -123,9 +123,13 @@ def test_nor_in_any_way_that_transformers_knows(size):
 
 
 def test_options_reach_every_layer(folders):
-    asked = Fp8CoreConfig(use_fast_accum=False, batch_invariant=True)
-    layers = fp8_layers(from_pretrained(folders / "wide", quantization_config=asked)).values()
-    assert {(layer.use_fast_accum, layer.batch_invariant) for layer in layers} == {(False, True)}
+    options = {"use_fast_accum": False, "batch_invariant": True}
+    config = config_for(folders / "fp8")
+    config.quantization_config |= options
+    quantized = from_pretrained(folders / "wide", quantization_config=Fp8CoreConfig(**options))
+    for model in quantized, from_pretrained(folders / "fp8", config=config):
+        found = {(layer.use_fast_accum, layer.batch_invariant) for layer in fp8_layers(model).values()}
+        assert found == {(False, True)}
 
 
 def test_one_configuration_serves_several_models(folders, tmp_path):
@@ -145,10 +149,30 @@ def test_one_configuration_serves_several_models(folders, tmp_path):
     assert torch.equal(logits(from_pretrained(tmp_path / "saved")), logits(first))
 
 
-@pytest.mark.parametrize(("dtype", "fits"), [(torch.bfloat16, True), (torch.float8_e8m0fnu, False)], ids=str)
-def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtype, fits, tmp_path):
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float8_e4m3fnuz], ids=str)
+def test_codes_stay_in_their_format(folders, dtype, tmp_path):
     tensors = tensors_of(folders / "fp8")
-    scales = {name: x.to(dtype) for name, x in tensors.items() if name.endswith("weight_scale")}
+    codes = {name: x.float().to(dtype) for name, x in tensors.items() if x.dtype == torch.float8_e4m3fn}
+    shutil.copytree(folders / "fp8", tmp_path / "in")
+    save_file({**tensors, **codes}, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    model = from_pretrained(tmp_path / "in")
+    assert all(same(layer.weight, codes[f"{name}.weight"]) for name, layer in fp8_layers(model).items())
+    model.save_pretrained(tmp_path / "out")
+    assert all(same(tensors_of(tmp_path / "out")[name], x) for name, x in codes.items())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "form"),
+    [
+        *((torch.bfloat16, None), (torch.float16, None)),
+        *((torch.float8_e8m0fnu, "F8_E8M0"), (torch.uint8, "U8")),
+    ],
+    ids=str,
+)
+def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtype, form, tmp_path):
+    tensors = tensors_of(folders / "fp8")
+    numbers = torch.float8_e8m0fnu if dtype == torch.uint8 else dtype
+    scales = {name: x.to(numbers).view(dtype) for name, x in tensors.items() if name.endswith("weight_scale")}
     shutil.copytree(folders / "fp8", tmp_path / "narrow")
     save_file({**tensors, **scales}, tmp_path / "narrow" / "model.safetensors", {"format": "pt"})
     model = from_pretrained(tmp_path / "narrow")
@@ -156,10 +180,11 @@ def test_scales_that_were_changed_are_saved_as_they_are_or_refused(folders, dtyp
     assert all(same(tensors_of(tmp_path / "same")[name], x) for name, x in scales.items())
     name = "model.layers.0.mlp.up_proj"
     layer = model.get_submodule(name)
+    assert torch.equal(layer.weight_scale, scales[f"{name}.weight_scale"].view(numbers).float())
     with torch.no_grad():
-        layer.weight_scale.mul_(1.001)
-    if not fits:
-        refusal = rf"{name}.weight_scale needs numbers that F8_E8M0\[320, 1\], its form in the file, holds, got others"
+        layer.weight_scale.mul_(1 + 2**-20)
+    if form is not None:
+        refusal = rf"{name}.weight_scale needs numbers that {form}\[320, 1\], its form in the file, holds, got others"
         with pytest.raises(CheckpointError, match=refusal):
             model.save_pretrained(tmp_path / "changed")
         return
@@ -201,6 +226,17 @@ def test_a_scale_that_was_removed_is_named(folders, tmp_path):
         CheckpointError, match=r"0\.mlp\.up_proj\.input_scale needs a tensor, as the file has input_scale"
     ):
         model.save_pretrained(tmp_path / "removed")
+
+
+def test_static_scales_are_saved_in_the_dtype_of_the_file(folders, tmp_path):
+    scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
+    asked = Fp8CoreConfig("static", input_scales=scales)
+    from_pretrained(folders / "wide", quantization_config=asked).save_pretrained(tmp_path / "in")
+    tensors = tensors_of(tmp_path / "in")
+    tensors |= {name: x.bfloat16() for name, x in tensors.items() if name.endswith("input_scale")}
+    save_file(tensors, tmp_path / "in" / "model.safetensors", {"format": "pt"})
+    from_pretrained(tmp_path / "in").save_pretrained(tmp_path / "out")
+    assert all(same(tensors_of(tmp_path / "out")[name], x) for name, x in tensors.items())
 
 
 @pytest.mark.parametrize("to", ["compressed-tensors", "deepseek", "modelopt"])

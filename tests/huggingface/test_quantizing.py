@@ -203,6 +203,8 @@ def test_layers_that_are_offloaded(stored, tmp_path):
         from_pretrained(tmp_path / stored, device_map=places, offload_folder=tmp_path / "offloaded")
     with pytest.raises(DeviceError, match=r"on a device, got the whole model on the disk"):
         from_pretrained(tmp_path / stored, device_map={"": "disk"}, offload_folder=tmp_path / "offloaded")
+    with pytest.raises(DeviceError, match=r"on a device, got model.layers.0.self_attn.q_proj offloaded"):
+        from_pretrained(tmp_path / stored, device_map="meta")
     model = from_pretrained(tmp_path / stored, device_map="auto", max_memory={"cpu": "1GB"})
     assert torch.equal(logits(model), logits(from_pretrained(tmp_path / "fp8")))
 

@@ -74,4 +74,6 @@ def test_experts_that_no_module_takes_one_by_one_are_refused():
         CheckpointError, match=f"{key} needs a layer of its own in LlamaForCausalLM, got experts stacked"
     ):
         unstack_experts(model, [key])
-    unstack_experts(model, ["model.layers.0.mlp.experts.down_proj", "model.layers.7.mlp.experts.1.down_proj.weight"])
+    others = "experts.down_proj", "experts.1.down_proj.bias", "experts.router.weight", "up_proj.0.weight"
+    unstack_experts(model, [f"model.layers.0.mlp.{one}" for one in others])
+    unstack_experts(model, ["model.layers.7.mlp.experts.1.down_proj.weight"])

@@ -1,20 +1,24 @@
 """DLPack itself: capsules of older and unknown kinds, and the table of functions of its version 1.3."""
 
+import ctypes
 import gc
 import os
 import sys
 import threading
 import weakref
+from unittest.mock import Mock
 
 import pytest
 
 from fp8core import interop
 from fp8core.errors import BackendError, DTypeError, LayoutError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
+from fp8core.interop.dlpack_views import target_of
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.problem import HOST, ITEMSIZE
+from fp8core.runtime import device
 from support.host_arrays import codes
-from support.targets import H200
+from support.targets import H200, MI300
 
 # DLPack
 
@@ -53,6 +57,13 @@ def test_an_offset_in_bytes_counts():
     assert dlpack.read(capsule).pointer == held.ctypes.data + 48
 
 
+def test_of_its_flags_one_says_that_a_tensor_is_read_only():
+    capsule = codes().__dlpack__(max_version=(1, 0))
+    for flags, read_only in ((2, False), (3, True), (0, False)):
+        dlpack.managed(capsule).flags = flags
+        assert dlpack.read(capsule).read_only == read_only
+
+
 def test_only_equally_wide_elements_can_be_renamed():
     with pytest.raises(BufferError, match="8 bits cannot be called bfloat16"):
         dlpack.retag(codes().__dlpack__(), "bfloat16")
@@ -65,6 +76,14 @@ def test_vectors_and_unknown_codes_are_named():
     assert dlpack.read(capsule).dtype == "uint8 x 4"
     tensor.lanes, tensor.code = 1, 77
     assert dlpack.read(capsule).dtype == "type code 77 of bits 8"
+
+
+def test_pinned_memory_is_the_host_s_and_managed_memory_the_gpu_s(monkeypatch):
+    monkeypatch.setattr(device, "target", lambda ordinal: H200._replace(device=ordinal))
+    for kind in (dlpack.CPU, dlpack.CUDA_HOST, dlpack.ROCM_HOST):
+        assert target_of(kind, 3, "x") is HOST
+    for kind in (dlpack.CUDA, dlpack.ROCM, dlpack.CUDA_MANAGED):
+        assert target_of(kind, 3, "x").device == 3
 
 
 # the exchange table, offered by torch: here it stands for a framework that is not known
@@ -91,7 +110,7 @@ def test_an_array_is_read_through_the_table(table, dtype):
 @pytest.mark.parametrize("dtype", ITEMSIZE)
 @pytest.mark.parametrize(
     ("shape", "strides"),
-    [((), None), ((0, 3), None), ((4, 6), None), ((4, 6), (1, 4)), ((2, 3, 4), (4, 8, 1)), ((5, 1), (1, 5))],
+    [((), None), ((0, 3), None), ((4, 6), None), ((4, 6), (1, 4)), ((2, 3, 4), (4, 8, 1)), ((5, 1), (1, 7))],
 )
 def test_the_table_allocates(table, dtype, shape, strides):
     result = table.empty(shape, dtype, HOST, strides)
@@ -142,20 +161,26 @@ def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
     ignored, deleted, delete = [], [], dlpack_exchange._delete
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
     monkeypatch.setattr(dlpack_exchange, "_delete", lambda *made: (deleted.append(made), delete(*made)))
-    fails._read, fails._from_object = None, lambda x, out: -1
-    with pytest.raises(LayoutError, match="managed_tensor_from_py_object failed with -1"):
-        fails.view(torch.zeros(3), "x")
+    fails._read = None
+    for status, words in ((-1, "failed with -1"), (0, "gave no tensor")):
+        fails._from_object = lambda x, out, status=status: status
+        with pytest.raises(LayoutError, match=f"managed_tensor_from_py_object {words}"):
+            fails.view(torch.zeros(3), "x")
     fails._to_object = lambda made, out: -1
     with pytest.raises(BufferError, match="managed_tensor_to_py_object failed with -1"):
         fails.empty((3,), "float32", HOST)
+    assert not fails.allocates
     gc.collect()
     assert not ignored
-    assert len(deleted) == 1
+    assert len(deleted) == 2
     for status in (0, -1):
         fails._allocate = lambda prototype, made, context, tell, status=status: status
         with pytest.raises(BackendError, match=r"torch cannot allocate \(3,\) of float32 on host"):
             fails.empty((3,), "float32", HOST)
-    assert len(deleted) == 1
+        assert not fails.allocates
+    monkeypatch.setattr(fails, "_allocate", Mock(side_effect=NotImplementedError))
+    assert not fails.allocates
+    assert len(deleted) == 2
 
 
 def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
@@ -170,12 +195,44 @@ def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
         table.view(torch.zeros(3).to_sparse(), "x")
 
 
+def test_the_table_tells_its_current_stream(table, monkeypatch):
+    def current(kind, ordinal, stream):
+        stream._obj.value = streams[kind]
+        return -1 if ordinal else 0
+
+    streams = {dlpack.CUDA: 0x70, dlpack.ROCM: None}
+    monkeypatch.setattr(table, "_current_stream", current)
+    assert [table.stream(target) for target in (H200, MI300, HOST)] == [0x70, 0, 0]
+    with pytest.raises(BufferError, match="current_work_stream failed with -1"):
+        table.stream(H200._replace(device=1))
+    assert table.wrap(table.empty((3,), "float32", HOST, None, 0).array).shape == (3,)
+
+
 def test_the_codes_of_a_weight_have_no_gaps_where_arrays_cannot_have_any(table, monkeypatch):
     torch = pytest.importorskip("torch")
     weight = torch.zeros(3, 5)
     seen = table.view(weight, "weight")._replace(target=H200)
     monkeypatch.setattr(interop, "view", lambda *_: seen)
     assert aligned_rows(weight, "float8_e4m3fn") is None
+
+
+def test_a_later_table_leads_to_an_earlier_one(table):
+    torch = pytest.importorskip("torch")
+    name = dlpack_exchange._CAPSULE
+    later = dlpack_exchange._Api(2, 1, dlpack._address(torch.Tensor.__dlpack_c_exchange_api__, name))
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+
+    class Later:
+        __dlpack_c_exchange_api__ = capsule(ctypes.addressof(later), name, None)
+
+    x = torch.zeros(4, 6)
+    assert dlpack_exchange.Exchange(Later).view(x, "x").pointer == x.data_ptr()
+    later.previous = None
+    with pytest.raises(
+        BackendError, match=rf"{__name__.partition('.')[0]} offers DLPack's exchange table 2\.1, 1\.x is"
+    ):
+        dlpack_exchange.Exchange(Later)
 
 
 def test_a_type_that_offers_the_table_is_read_through_it():

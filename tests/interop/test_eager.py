@@ -23,7 +23,8 @@ class Dynamo:
         if len(self.told) == 1:
             between, self.between = self.between, lambda: None
             between()
-        self.told[code] = strategy[0]
+        self.told[code], of_callees = strategy
+        assert of_callees == "skip"
 
 
 @pytest.fixture
@@ -47,6 +48,15 @@ def test_each_function_is_told_once(dynamo, functions):
     eager.traceable(functions[1])
     assert dynamo.told[functions[1].__code__] == "default"
     assert eager._CODES == {}
+
+
+def test_torch_before_2_8_has_a_rule_for_the_package_instead(dynamo, functions):
+    del dynamo.eval_frame.FrameExecStrategy
+    rules = []
+    dynamo.trace_rules = SimpleNamespace(add=rules.append)
+    eager.skip_frames()
+    eager.skip_frames()
+    assert (rules, dynamo.told) == (["fp8core"], {})
 
 
 def test_an_interrupted_telling_is_made_again(dynamo, functions):

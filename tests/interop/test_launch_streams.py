@@ -9,8 +9,8 @@ import pytest
 import fp8core
 from fp8core import interop
 from fp8core.core.operation import Operation
-from fp8core.errors import DeviceError
-from fp8core.interop import LaunchStream, dlpack, dlpack_capsule
+from fp8core.errors import DeviceError, LayoutError
+from fp8core.interop import LaunchStream, cupy_arrays, dlpack, dlpack_capsule
 from fp8core.runtime import device, streams
 from support.targets import AMPERE
 
@@ -137,3 +137,25 @@ def test_a_view_by_itself_is_ordered_by_the_launch(gpu):
     assert x.streams == [1, CAPTURED]
     assert (seen.held.stream, seen.held.stream_owner) == (CAPTURED, stream)
     assert dlpack_capsule.framework().stream(TARGET) == CURRENT
+
+
+def test_a_result_is_allocated_for_the_stream_of_the_launch(gpu, monkeypatch):
+    monkeypatch.setattr(cupy_arrays, "framework", lambda: SimpleNamespace(empty=lambda *given: given))
+    given = (4, 32), "float32", TARGET, (1, 4), CAPTURED
+    assert dlpack_capsule.framework().empty(*given) == given
+
+
+def test_memory_of_the_host_is_not_read_as_that_of_a_gpu(gpu):
+    class Liar(Exporter):
+        def __dlpack__(self, *, stream=None, **options):
+            return self.array.__dlpack__(**options)
+
+    with pytest.raises(LayoutError, match="it reports CUDA, but exports memory of CPU"):
+        interop.view(Liar(), "x")
+
+
+def test_the_default_stream_is_given_like_any_other(gpu, monkeypatch):
+    monkeypatch.setattr(device, "stream", lambda ordinal=-1: CAPTURED)
+    x = Exporter()
+    interop.view(x, "x", LaunchStream(0))
+    assert x.streams == [1]

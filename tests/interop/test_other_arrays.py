@@ -9,7 +9,7 @@ import pytest
 import fp8core
 from fp8core import Float8Array, interop
 from fp8core.errors import DeviceError, DTypeError, LayoutError
-from fp8core.interop import cuda_array, dlpack_capsule
+from fp8core.interop import cuda_array, cupy_arrays, dlpack_capsule
 from fp8core.runtime import device, streams
 from support.targets import AMPERE
 
@@ -148,6 +148,37 @@ def test_an_array_made_in_a_capture_is_refused_outside_of_it(log):
     seen = interop.view(OfNumba(np.zeros((4, 6), np.float32), stream=0xC00), "x")
     with pytest.raises(DeviceError, match="stream needs to be the captured one"):
         interop.stream_of(seen)
+
+
+@pytest.fixture
+def cupy_framework(log, monkeypatch):
+    monkeypatch.setattr(device, "cupy", lambda: None)
+    return cupy_arrays.Cupy()
+
+
+def of_cupy(array, pointer=None):
+    """Return what stands for an array of CuPy over the memory of the host."""
+    fields = {name: getattr(array, name) for name in ("dtype", "shape", "strides", "itemsize")}
+    at = array.ctypes.data if pointer is None else pointer
+    return SimpleNamespace(data=SimpleNamespace(ptr=at, device_id=TARGET.device), **fields)
+
+
+@pytest.mark.parametrize("cut", [np.s_[:], np.s_[1:, ::2], np.s_[::-1]])
+def test_an_array_of_cupy_is_seen_where_its_memory_is(cupy_framework, cut):
+    array = np.zeros((4, 6), np.float32)[cut]
+    steps = tuple(step // 4 for step in array.strides)
+    seen = cupy_framework.view(of_cupy(array), "x")
+    assert seen[:5] == (array.ctypes.data, "float32", array.shape, steps, TARGET)
+    pointer, rest = cupy_framework.signature(of_cupy(array))
+    assert (pointer, rest) == (array.ctypes.data, (array.dtype, array.shape, array.strides, TARGET.device))
+
+
+@pytest.mark.parametrize(("pointer", "words"), [(0, "x needs memory"), (0x1002, "x needs elements at multiples of 4")])
+def test_an_array_of_cupy_that_cannot_be_read_has_no_signature(cupy_framework, pointer, words):
+    x = of_cupy(np.zeros((4, 6), np.float32), pointer)
+    assert cupy_framework.signature(x) == (0, None)
+    with pytest.raises(LayoutError, match=words):
+        cupy_framework.view(x, "x")
 
 
 def test_bytes_of_other_frameworks_become_fp8_over_the_same_memory(torch_cpu):

@@ -1,6 +1,8 @@
 """Arrays, streams and dtypes that cannot be read: refused by the operand's name."""
 
 import ctypes
+import gc
+import sys
 import warnings
 
 import ml_dtypes
@@ -104,15 +106,22 @@ def test_an_exporter_on_another_kind_of_device_is_refused():
         interop.view(Metal(np.zeros(3, np.uint8), "uint8"), "x")
 
 
-def test_an_exporter_that_fails_is_named():
+@pytest.mark.parametrize("kind", [BufferError, RuntimeError, ValueError, TypeError, NotImplementedError])
+def test_an_exporter_that_fails_is_named(kind, monkeypatch):
     class Broken(Exporter):
         def __dlpack__(self, **options):
-            raise BufferError("nothing here")
+            raise kind("nothing here")
 
-    with pytest.raises(
-        LayoutError, match=r"x needs an array that exports itself by DLPack, got .*Broken: nothing here"
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    for call, words in (
+        (interop.view, r"an array that .*, got .*Broken:"),
+        (interop.check_writable, "a writable array"),
     ):
-        interop.view(Broken(np.zeros(3, np.uint8), "uint8"), "x")
+        with pytest.raises(LayoutError, match=f"x needs {words} .*nothing here"):
+            call(Broken(np.zeros(3, np.uint8), "uint8"), "x")
+    gc.collect()
+    assert not ignored
 
 
 class Liar(Exporter):
@@ -134,6 +143,11 @@ def test_an_exporter_of_a_null_pointer_is_refused():
     with pytest.raises(LayoutError, match=r"x needs memory, got address 0 for shape \(3,\)"):
         interop.view(Liar(3, data=None), "x")
     assert interop.view(Liar(0, data=None), "x").shape == (0,)
+
+
+def test_an_exporter_of_elements_at_odd_addresses_is_refused():
+    with pytest.raises(LayoutError, match="x needs elements at multiples of 4 bytes"):
+        interop.view(Exporter(np.zeros(9, np.uint8)[1:5].view(np.uint32), "float32"), "x")
 
 
 NEGATIVE = (ctypes.c_int64 * 1)(-3)

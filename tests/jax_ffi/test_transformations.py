@@ -164,13 +164,17 @@ def test_the_gradient_of_linear_is_that_of_the_dequantized_weight(groups):
     for function in (loss, jax.jit(loss), jax.checkpoint(loss)):
         for made, one in zip(jax.grad(function, (0, 1))(x, bias), wanted, strict=True):
             np.testing.assert_allclose(made, one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
+    for at, one in enumerate(wanted):
+        np.testing.assert_allclose(jax.grad(loss, at)(x, bias), one, rtol=1e-4, atol=1e-4 * np.abs(one).max())
     forward = jax.jvp(loss, (x, bias), (x, bias))[1]
     np.testing.assert_allclose(forward, (wanted[0] * x).sum() + (wanted[1] * bias).sum(), rtol=1e-4)
     batched = jax.vmap(jax.grad(loss), (0, None))(x, bias)
     np.testing.assert_allclose(batched[1], jax.grad(loss)(x[1:], bias)[0], rtol=1e-4, atol=1e-2)
 
 
-@pytest.mark.parametrize("axes", [(1, None, None), (None, 0, 0), (1, 0, 0), (None, 1, 0), (0, None, 0)], ids=str)
+@pytest.mark.parametrize(
+    "axes", [(1, None, None), (None, 0, 0), (1, 0, 0), (None, 1, 0), (0, None, 0), (1, 0, None)], ids=str
+)
 def test_the_derivatives_of_a_batch_are_those_of_each(axes):
     x, each = [wide(3, K, dtype=np.float32, seed=seed) for seed in range(2)], [weight(n=8), weight(n=8)]
     each[1] = fp8core.quantize(wide(8, K, seed=5))
@@ -204,6 +208,38 @@ def test_derivatives_alone_in_a_program(way, groups):
     np.testing.assert_allclose(made(x, tangent, w), tangent @ w.dequantize().T, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("out_dtype", [None, "float32", "float16"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_derivatives_have_the_dtypes_of_what_they_are_of(dtype, out_dtype):
+    x, bias, w = jnp.asarray(wide(3, K), dtype), jnp.asarray(wide(N), "float32"), jax.tree.map(jnp.asarray, weight())
+
+    def call(x, bias):
+        return fp8core.linear(x, w, bias=bias, out_dtype=out_dtype)
+
+    for wrapped in (lambda f: f, jax.jit):
+        tangent = wrapped(lambda *given: jax.jvp(call, given, given)[1])(x, bias)
+        back = wrapped(lambda *given: jax.vjp(call, *given)[1](call(*given)))(x, bias)
+        y = call(x, bias)
+        wide_x, wide_y, wide_w = (one.astype(jnp.float32) for one in (x, y, w.dequantize()))
+        wanted = wide_x @ wide_w.T + bias, wide_y @ wide_w, wide_y.sum(0)
+        assert [one.dtype for one in (tangent, *back)] == [y.dtype, x.dtype, bias.dtype]
+        for made, one in zip((tangent, *back), wanted, strict=True):
+            np.testing.assert_allclose(made, one, rtol=2**-7, atol=2**-7 * np.abs(one).max())
+
+
+def test_derivatives_in_a_part_of_a_mesh_and_outside():
+    """Only inside do dequantizations need no devices while they are lowered."""
+    w, x = jax.tree.map(jnp.asarray, weight()), jnp.asarray(wide(3, K, dtype=np.float32))
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]).reshape(1, 1), ("rows", "other"))
+    spec = jax.sharding.PartitionSpec("rows")
+
+    def tangent(x):
+        return jax.jvp(lambda x: fp8core.linear(x, w), (x,), (x,))[1]
+
+    inside = jax.shard_map(tangent, mesh=mesh, in_specs=spec, out_specs=spec, axis_names={"rows"})
+    assert near(jax.jit(inside)(x), jax.jit(tangent)(x))
+
+
 @pytest.mark.parametrize(
     ("n", "k", "shape"),
     [
@@ -213,7 +249,9 @@ def test_derivatives_alone_in_a_program(way, groups):
         (128, 256, (2, 1)),
         (128, 256, (1, 2)),
         (256, 256, (2, 2)),
+        (200, 300, (2, 3)),
         (64, 256, (64, 2)),
+        (64, 300, (64, 3)),
         (64, 100, (64, 1)),
         (64, 256, (64,)),
     ],
@@ -222,13 +260,15 @@ def test_derivatives_alone_in_a_program(way, groups):
 def test_the_gradient_reads_a_scale_as_the_product_does(n, k, shape):
     """Of blocks there may be one along an axis, and those along the other stand or lie."""
     weight, scale, x = fresh_fp8((n, k)), fresh_scale(shape), fresh((3, k), "float32")
-    options = {"group_shape": PER_TOKEN if shape in ((n,), (n, 1)) else GROUP_128}
+    group = BLOCK_128 if n not in shape else PER_CHANNEL if shape in ((n,), (n, 1)) else GROUP_128
+    options = {"group_shape": PER_TOKEN if group == PER_CHANNEL else GROUP_128}
     operands = jnp.asarray(weight), jnp.asarray(scale)
-    got = jax.grad(lambda x: fp8core.linear(x, *operands, **options).sum())(jnp.asarray(x))
     rows = scale.reshape(n, -1) if n in shape else np.repeat(scale.reshape(-(-n // 128), -1), 128, 0)[:n]
     each = rows if rows.shape[1] == 1 else np.repeat(rows, 128, 1)[:, :k]
     want = (weight.astype(np.float64) * each).sum(0)
-    np.testing.assert_allclose(got, np.broadcast_to(want, (3, k)), rtol=1e-4, atol=1e-3 * np.abs(want).max())
+    for given in (operands, (Quantized(*operands, group),)):
+        got = jax.grad(lambda x, given=given: fp8core.linear(x, *given, **options).sum())(jnp.asarray(x))
+        np.testing.assert_allclose(got, np.broadcast_to(want, (3, k)), rtol=1e-4, atol=1e-3 * np.abs(want).max())
 
 
 def test_the_backward_pass_keeps_the_codes_and_no_copy_of_the_weight():
@@ -259,6 +299,10 @@ def test_what_has_no_gradient_says_so():
         (
             "moe_unpermute needs to be outside of a gradient",
             lambda x: fp8core.moe_unpermute(x, jnp.zeros((4, 2), jnp.int32)).sum(),
+        ),
+        (
+            "linear of an x that is FP8 needs to be outside of a gradient",
+            lambda s: fp8core.linear(w, w, bias=s).astype(s.dtype).sum(),
         ),
         (
             "linear needs to be without an activation inside of a gradient, got gelu",

@@ -1,5 +1,6 @@
 """What a graph refuses, in the words of ordinary calls."""
 
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import numpy as np
@@ -23,6 +24,10 @@ HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
 
 def grouped(x, **keywords):
     return fp8core.grouped_scaled_mm_nt(fp8core.quantize(x), **{"weight": EXPERTS, "offs": ends(5, 5), **keywords})
+
+
+def operator_of_quantize(x):
+    return torch.ops.fp8core.quantize(x, None, "float8_e4m3fn", [1, -1], None, "float32", "k", 1e-10, None)
 
 
 def raised(words):
@@ -156,9 +161,14 @@ def test_refusals_of_a_graph_name_the_operands_of_the_function(function, words):
     with pytest.raises(Exception, match=raised(words)):
         torch.compile(function, fullgraph=True, backend="eager")(x)
     with pytest.raises(Exception, match="x needs at least one axis"):  # names of another call are not left behind
-        torch.ops.fp8core.quantize(
-            x.to("meta")[0, 0], None, "float8_e4m3fn", [1, -1], None, "float32", "k", 1e-10, None
-        )
+        operator_of_quantize(x.to("meta")[0, 0])
+
+
+def test_refusals_of_a_thread_name_the_operands_of_its_own_function():
+    with ThreadPoolExecutor(1) as other:
+        other.submit(tracing.tracing, "quantize", 1).result()  # as a call of fp8core.w8a8 does, before its operator
+    with pytest.raises(Exception, match="x needs at least one axis"):
+        operator_of_quantize(wide(5, K).to("meta")[0, 0])
 
 
 @pytest.mark.parametrize("eight", [8.0, Fraction(8), 8 + 0j], ids=repr)

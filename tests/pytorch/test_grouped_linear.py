@@ -160,6 +160,27 @@ def test_casts_change_inputs_but_no_codes_and_scales():
         assert grouped(rows(), ENDS).dtype == torch.bfloat16
 
 
+def test_codes_give_the_dtype_of_the_layers_or_of_autocast():
+    grouped, _ = made(dtype=torch.float16)
+    q = grouped.quantized(rows(torch.float16), ENDS)
+    assert grouped(q, ENDS).dtype == torch.float16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert grouped(q, ENDS).dtype == torch.bfloat16
+
+
+def test_the_product_is_told_how_to_sum(monkeypatch):
+    told = []
+    product = fp8core.torch.grouped.grouped_scaled_mm_nt
+    monkeypatch.setattr(
+        fp8core.torch.grouped,
+        "grouped_scaled_mm_nt",
+        lambda *operands, use_fast_accum, **options: (told.append(use_fast_accum), product(*operands, **options))[1],
+    )
+    for accurate in (False, True):
+        GroupedLinear.from_weight(weights(), use_fast_accum=not accurate)(rows(), ENDS)
+    assert told == [True, False]
+
+
 def test_a_weight_that_changes_is_read_at_the_next_call():
     grouped, _ = made()
     x = rows()

@@ -139,12 +139,13 @@ def test_the_stream_of_the_thread_that_launched_is_asked_about_wherever_the_view
     kept, monkeypatch, exporter, stream
 ):
     """Each thread has its own per-thread default stream, under one number; a cycle or an error may free a view late."""
-    asked = []
+    asked, started = [], []
 
     def event_query(pointer, ordinal):
         asked.append((pointer, threading.get_ident()))
         return lambda: True
 
+    monkeypatch.setattr(kept, "start", lambda: started.append(threading.get_ident()))
     monkeypatch.setattr(dlpack_capsule, "releases", lambda: kept)
     monkeypatch.setattr(device, "current_stream", lambda ordinal: object())
     monkeypatch.setattr(device, "stream", lambda ordinal=-1: stream)
@@ -161,6 +162,7 @@ def test_the_stream_of_the_thread_that_launched_is_asked_about_wherever_the_view
         framework = cuda_array.framework()
         held = cuda_array.CudaArrayKeepAlive(capsule, stream, target.device, None)
     del capsule
+    assert started == [threading.get_ident()]  # not where the view is freed
     views = [TensorView(0x1000, "float32", (1,), (1,), target, framework, None, held)]
     del held
     interop.order_after(stream, views)
