@@ -225,8 +225,9 @@ def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
             values = scales[groups].astype(np.float32)
             part, into = codes[rows_of], result[rows_of]
             for tile in tiles(part.shape, group_shape):
-                numbers = work.wide[: part[tile.rows, tile.cols].size].reshape(part[tile.rows, tile.cols].shape)
-                look_up(table, part[tile.rows, tile.cols], numbers, work)
+                given = part[tile.rows, tile.cols]
+                numbers = work.wide[: given.size].reshape(given.shape)
+                look_up(table, given, numbers, work)
                 split = tile.split(numbers)
                 np.multiply(split, tile.scales(values, group_shape.rows), out=split)
                 into[tile.rows, tile.cols] = numbers
