@@ -188,7 +188,7 @@ class Float8Array(DLPackView):
         number = scalar(other)
         if number is None:
             return NotImplemented
-        code = _code_of(number, self._dtype)
+        code = _code_of(number, self._dtype) if number == other else None  # the float of 10**400 is infinity
         return self._array != self._array if code is None else _equal(self._array, code, self._dtype)
 
     def __ne__(self, other: object) -> Any:

@@ -183,6 +183,8 @@ def test_values_are_compared_element_by_element(dtype, make):
         np.testing.assert_array_equal(q == number, values == number)
         if type(number) is not np.float32:  # a NumPy number on the left is NumPy's to compare
             np.testing.assert_array_equal(number != q, values != number)
+    for number in (10**400, -(10**400)):  # NumPy's float64 cannot hold these
+        assert not (q == number).any()
 
 
 def test_values_in_a_file_are_compared_with_those_in_memory(tmp_path):
