@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from fp8core.host.codes import ONE
+from fp8core.host.codes import ONE, SMALLEST_NORMAL
 from fp8core.host.memory import Floats
 from fp8core.problem import Activation
 
@@ -27,7 +27,7 @@ TAIL: Final = tuple(
 
 def flushed(x: Floats) -> Floats:
     """Return x with subnormal numbers replaced by zeros, as on GPUs and on XLA's threads."""
-    made: Floats = np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, x * np.float32(0), x)
+    made: Floats = np.where(np.abs(x) < SMALLEST_NORMAL, x * np.float32(0), x)
     return made
 
 

@@ -50,7 +50,6 @@ class Workspace:
         self.wide = np.empty(size, np.float32)
         self.bits = np.empty(size, np.uint32)
         self.index = np.empty(size, np.intp)
-        self.codes = np.empty(size, np.uint8)
 
     @classmethod
     def of(cls, elements: int) -> "Workspace":

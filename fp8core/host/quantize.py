@@ -134,14 +134,15 @@ def convert(x: Array, scales: Floats, problem: Producer, codes: Codes, work: Wor
         replace(x.view(np.uint16), table[0], codes, work)
         return
     multiplied = problem.static or problem.group_shape == PER_TENSOR
+    group_shape = PER_TENSOR if scales.size == 1 else problem.group_shape
     factors = reciprocal(scales) if multiplied else scales
     tiny = bool((np.abs(scales) < SUBNORMALS_MATTER).any())
-    for tile in tiles(x.shape, problem.group_shape):
+    for tile in tiles(x.shape, group_shape):
         part = widen(x[tile.rows, tile.cols], work)
         if tiny:
             part = without_subnormals(part, work)
         values = work.wide[: part.size].reshape(part.shape)
-        factor = tile.scales(factors, problem.group_shape.rows)
+        factor = tile.scales(factors, group_shape.rows)
         (np.multiply if multiplied else np.divide)(tile.split(part), factor, out=tile.split(values))
         encode(values, problem.data, codes[tile.rows, tile.cols], work)
 
@@ -224,8 +225,9 @@ def plan_dequantize(problem: Dequantize) -> Plan[DequantizeNumbers]:
             values = scales[groups].astype(np.float32)
             part, into = codes[rows_of], result[rows_of]
             for tile in tiles(part.shape, group_shape):
-                numbers = work.wide[: part[tile.rows, tile.cols].size].reshape(part[tile.rows, tile.cols].shape)
-                look_up(table, part[tile.rows, tile.cols], numbers, work)
+                given = part[tile.rows, tile.cols]
+                numbers = work.wide[: given.size].reshape(given.shape)
+                look_up(table, given, numbers, work)
                 split = tile.split(numbers)
                 np.multiply(split, tile.scales(values, group_shape.rows), out=split)
                 into[tile.rows, tile.cols] = numbers

@@ -68,7 +68,8 @@ class Float8Array(DLPackView):
 
     Raises:
         DTypeError: the codes are not uint8, or the dtype is not one of these.
-        LayoutError: the codes have no memory of their own, such as a tracer of JAX or a fake tensor of torch.
+        LayoutError: the codes have no memory of their own, such as a tracer of JAX or a fake tensor of torch; or they
+            are a masked array.
         DeviceError: they are neither on the host nor on a GPU.
 
     Examples:
@@ -192,7 +193,7 @@ class Float8Array(DLPackView):
         number = scalar(other)
         if number is None:
             return NotImplemented
-        code = _code_of(number, self._dtype)
+        code = _code_of(number, self._dtype) if number == other else None  # the float of 10**400 is infinity
         return self._array != self._array if code is None else _equal(self._array, code, self._dtype)
 
     def __ne__(self, other: object) -> Any:
@@ -273,14 +274,14 @@ def _own(codes: Any) -> Any:
     framework = framework_of(type(codes))
     if framework is None:
         raise DTypeError(f"codes needs an array of uint8, got {type_name(codes)}")
-    if framework.name in ("numpy", "cupy"):
-        _KNOWN.add(type(codes))
-        return codes
     if framework is cuda_array.framework():
         return cuda_array.as_cupy(codes)
     dtype = framework.view(codes, CODES).dtype
     if dtype != "uint8":  # NumPy would not name the dtype that it refuses
         raise DTypeError(f"codes needs uint8, got {dtype}")
+    if framework.name in ("numpy", "cupy"):
+        _KNOWN.add(type(codes))
+        return codes
     if codes.__dlpack_device__()[0] in dlpack.HOST_DEVICES:
         import numpy as np
 

@@ -1,6 +1,7 @@
 """Arrays with shape and dtype but no memory: torch's meta and fake tensors, JAX's ShapeDtypeStruct and tracers."""
 
 import sys
+from numbers import Integral
 from typing import Any, Final, NamedTuple
 
 from fp8core.errors import ShapeError
@@ -27,15 +28,16 @@ def without_memory(x: Any, name: str) -> Memoryless | None:
 
     Raises:
         DTypeError: the dtype is not in `problem.ITEMSIZE`.
-        ShapeError: an extent is a symbol, not a number.
+        ShapeError: an extent is a symbol, not a number, or is negative.
     """
     strides = _strides(x)
     if strides is None:
         return None
     shape = tuple(x.shape)
-    if any(type(extent) is not int for extent in (*shape, *strides)):
-        raise ShapeError(f"{name} needs extents that are numbers, got shape {shape}")
-    return Memoryless(dtype_name(x.dtype, name), shape, strides or contiguous(shape))
+    if not all(isinstance(number, Integral) for number in (*shape, *strides)) or any(extent < 0 for extent in shape):
+        raise ShapeError(f"{name} needs extents that are numbers of at least 0, got shape {shape}")
+    extents = tuple(map(int, shape))  # also of numbers of NumPy
+    return Memoryless(dtype_name(x.dtype, name), extents, strides or contiguous(extents))
 
 
 def _strides(x: Any) -> tuple[int, ...] | None:

@@ -4,8 +4,9 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
+from fp8core.core.product import RESULTS
 from fp8core.core.scale_shapes import WEIGHT_GROUPS
-from fp8core.interop.names import function_name
+from fp8core.interop.names import dtype_name, function_name
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.quantize import QUANTIZE
@@ -151,7 +152,7 @@ def explain_product(
     group_strides = (1, m) if scale_a == "group" else None
     left = _quantized_spec(m, k, a or native, _GROUPS[scale_a], group_strides)
     right = _quantized_spec(n, k, b or native, _GROUPS[scale_b], None)
-    if out_dtype in FORMATS:
+    if dtype_name(out_dtype, "out_dtype", RESULTS) in FORMATS:
         keywords.setdefault("out_scale", 1.0)
     return explain(scaled_mm_nt, left, right, target=place, out_dtype=out_dtype, **keywords)
 

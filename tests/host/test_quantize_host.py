@@ -219,6 +219,15 @@ def test_rows_longer_than_a_chunk(group_shape):
             assert_same(mine, theirs)
 
 
+@pytest.mark.parametrize("group_shape", [(-1, 100), (6000, 144), (6000, -1), (1 << 20, 1 << 20)])
+def test_one_group_with_enough_numbers_for_a_table_of_all_patterns(group_shape):
+    x = fresh(6000, 100, "float16")
+    for mine, theirs in zip(
+        quantize(x, "float8_e4m3fn", group_shape), wanted(x, "float8_e4m3fn", group_shape), strict=True
+    ):
+        assert_same(mine, theirs)
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_any_shape_in_small_chunks(monkeypatch, seed):
     rng = np.random.default_rng(seed)

@@ -98,12 +98,14 @@ def test_get_gives_the_values(dtype):
     np.testing.assert_array_equal(q.get().view(np.uint8), want.view(np.uint8))
 
 
-def test_its_repr_has_its_layout_and_codes_of_other_dtypes_are_refused():
+def test_its_repr_has_its_layout_and_codes_of_other_kinds_are_refused():
     q = Float8Array(codes(), "float8_e4m3fn")
     assert repr(q).endswith("shape=(8, 16), dtype=float8_e4m3fn, strides=(16, 1), device=cpu)")
     assert not hasattr(q, "__cuda_array_interface__")
     with pytest.raises(DTypeError, match="codes needs uint8, got float32"):
         Float8Array(np.zeros(3, np.float32), "float8_e4m3fn")
+    with pytest.raises(LayoutError, match="codes needs a plain array, got a masked one, whose mask would be lost"):
+        Float8Array(np.ma.masked_array(codes(), mask=True), "float8_e4m3fn")
     with pytest.raises(DTypeError, match=r"dtype needs one of float8_e4m3fn, .*got 'float16'"):
         Float8Array(codes(), "float16")
 
@@ -181,6 +183,8 @@ def test_values_are_compared_element_by_element(dtype, make):
         np.testing.assert_array_equal(q == number, values == number)
         if type(number) is not np.float32:  # a NumPy number on the left is NumPy's to compare
             np.testing.assert_array_equal(number != q, values != number)
+    for number in (10**400, -(10**400)):  # NumPy's float64 cannot hold these
+        assert not (q == number).any()
 
 
 def test_values_in_a_file_are_compared_with_those_in_memory(tmp_path):

@@ -3,6 +3,7 @@
 import copy
 import pickle
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -195,6 +196,13 @@ def test_a_product_of_extents_is_explained_as_the_call_is_made(a, b, m, k, out):
         want = fp8core.explain(fp8core.scaled_mm_nt, x, weight, target=target, **options)
         assert got.problem == want.problem
         assert got == want
+
+
+def test_the_result_of_a_product_of_extents_may_have_the_dtype_of_any_framework():
+    named = explain_product(16, 256, 128, out_dtype="float8_e4m3fn", target="sm_90")
+    assert explain_product(16, 256, 128, out_dtype=ml_dtypes.float8_e4m3fn, target="sm_90") == named
+    with pytest.raises(fp8core.DTypeError, match=r"out_dtype needs one of float32, .*got 'int32'"):
+        explain_product(16, 256, 128, out_dtype=np.int32, target="sm_90")
 
 
 @pytest.mark.parametrize("extent", [-1, 1.5, "16", None, [16]], ids=repr)

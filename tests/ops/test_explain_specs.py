@@ -174,11 +174,13 @@ def test_arrays_without_memory_of_other_dtypes_are_refused(dtype):
         fp8core.explain(fp8core.quantize, x, target="sm_90")
 
 
-def test_symbols_are_no_extents():
+def test_extents_are_whole_numbers_of_any_kind_and_no_symbols():
     jax = pytest.importorskip("jax")
-    shape = jax.export.symbolic_shape("b, 64")
-    with pytest.raises(fp8core.ShapeError, match="x needs extents that are numbers, got shape"):
-        fp8core.explain(fp8core.quantize, jax.ShapeDtypeStruct(shape, "float32"), target="sm_90")
+    for shape in (jax.export.symbolic_shape("b, 64"), (-4, 64)):
+        with pytest.raises(fp8core.ShapeError, match="x needs extents that are numbers of at least 0, got shape"):
+            fp8core.explain(fp8core.quantize, jax.ShapeDtypeStruct(shape, "float32"), target="sm_90")
+    told = fp8core.explain(fp8core.quantize, jax.ShapeDtypeStruct((np.int64(4), 64), "float32"), target="sm_90")
+    assert told.chosen == "rowwise"
 
 
 def test_a_target_of_one_s_own():
