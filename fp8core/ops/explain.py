@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
+from fp8core.core import checks
 from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
 from fp8core.core.product import RESULTS
 from fp8core.core.scale_shapes import WEIGHT_GROUPS
+from fp8core.errors import ScaleError
 from fp8core.interop.names import dtype_name, function_name
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.grouped.table import GROUPED_MM
@@ -150,11 +152,17 @@ def explain_product(
     place = target_of(target, "target")
     native = native_e4m3(place)
     group_strides = (1, m) if scale_a == "group" else None
-    left = _quantized_spec(m, k, a or native, _GROUPS[scale_a], group_strides)
-    right = _quantized_spec(n, k, b or native, _GROUPS[scale_b], None)
+    left = _quantized_spec(m, k, a or native, _group_of(scale_a, "scale_a"), group_strides)
+    right = _quantized_spec(n, k, b or native, _group_of(scale_b, "scale_b"), None)
     if dtype_name(out_dtype, "out_dtype", RESULTS) in FORMATS:
         keywords.setdefault("out_scale", 1.0)
     return explain(scaled_mm_nt, left, right, target=place, out_dtype=out_dtype, **keywords)
+
+
+def _group_of(granularity: Granularity, name: str) -> GroupShape:
+    if not checks.is_one_of(granularity, _GROUPS):
+        raise ScaleError(f"{name} needs one of {', '.join(_GROUPS)}, got {granularity!r}")
+    return _GROUPS[granularity]
 
 
 def _quantized_spec(

@@ -205,6 +205,13 @@ def test_the_result_of_a_product_of_extents_may_have_the_dtype_of_any_framework(
         explain_product(16, 256, 128, out_dtype=np.int32, target="sm_90")
 
 
+@pytest.mark.parametrize("granularity", ["x", "", None, ["row"]], ids=repr)
+@pytest.mark.parametrize("name", ["scale_a", "scale_b"])
+def test_scales_of_a_product_of_extents_are_named(name, granularity):
+    with pytest.raises(fp8core.ScaleError, match=rf"^{name} needs one of tensor, row, group, block, got "):
+        explain_product(16, 256, 128, **{name: granularity})
+
+
 @pytest.mark.parametrize("extent", [-1, 1.5, "16", None, [16]], ids=repr)
 @pytest.mark.parametrize("name", ["m", "n", "k"])
 def test_extents_of_a_product_are_whole_numbers(name, extent):
