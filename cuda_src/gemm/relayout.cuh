@@ -11,11 +11,9 @@ struct Relayout {
     int rows, cols, ld;
 
     DEVICE void run() const {
-        const long long count = (long long)rows * ld;
-        const long long step = (long long)grid_x() * THREADS;
-        for (long long i = (long long)block_x() * THREADS + thread_x(); i < count; i += step) {
-            const long long row = i / ld;
-            const long long col = i - row * ld;
+        const word64 count = static_cast<word64>(rows) * ld, threads = static_cast<word64>(grid_x()) * THREADS;
+        for (word64 i = static_cast<word64>(block_x()) * THREADS + thread_x(); i < count; i += threads) {
+            const long long row = static_cast<long long>(i / ld), col = static_cast<long long>(i) - row * ld;
             out[i] = col < cols ? in[row * row_stride + col * col_stride] : 1.0f;
         }
     }
