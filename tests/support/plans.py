@@ -95,7 +95,7 @@ def by_rows(
 
 
 def arrange(target: Target) -> Iterator[Plan]:
-    yield partial(plan_moves, target, (NOTHING, NOTHING, NOTHING))
+    yield partial(plan_moves, target, (NOTHING, NOTHING))
 
 
 def rescale(target: Target) -> Iterator[Plan]:

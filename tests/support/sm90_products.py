@@ -168,7 +168,7 @@ class Case:
         """
         cp = self.cp
         want, weight = self.run(), self.b.copy()
-        copy = plan_moves(self.problem.target, (NOTHING, NOTHING, NOTHING), self.b.nbytes // 2)
+        copy = plan_moves(self.problem.target, (NOTHING, NOTHING), self.b.nbytes // 2)
         launches = []
         for early in (False, True):
             self.problem = self.problem._replace(prefetch_weight=early)
@@ -180,7 +180,7 @@ class Case:
         for _ in range(30):
             for result in (*results, self.b):
                 result.fill(0)
-            copy(stream, (0, 0, 0), (0, 0, 0), (weight.data.ptr, self.b.data.ptr), (0, 0))
+            copy(stream, (0, 0), (0, 0), (weight.data.ptr, self.b.data.ptr), (0, 0))
             for launch, result in zip(launches, results, strict=True):
                 launch(stream, self.a.data.ptr, self.b.data.ptr, *scales, bias, result.data.ptr, 0, 0, 0)
             assert all(bool((result == want)[:, : self.n * ITEMSIZE[self.out_name]].all()) for result in results)
