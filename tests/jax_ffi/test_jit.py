@@ -307,6 +307,32 @@ def test_other_arrays_given_to_functions_of_jax_are_named(words, call):
 
 
 @pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(
+    ("refused", "call"),
+    [
+        (
+            (DTypeError, "residual needs an array, got None: .* take fp8core.rms_norm_quant"),
+            lambda x, q: fp8core.jax.rms_norm_quant(x, x[0], 1e-6, residual=None),
+        ),
+        (
+            (LayoutError, "amax needs to be left out, as fp8core.jax.scaled_mm returns it, got "),
+            lambda x, q: fp8core.jax.scaled_mm(q, q.T, amax=jnp.zeros(1)),
+        ),
+        (
+            (LayoutError, "amax needs to be left out, as fp8core.jax.scaled_mm_nt returns it, got numpy.ndarray"),
+            lambda x, q: fp8core.jax.scaled_mm_nt(q, q, amax=np.zeros(1, np.float32)),
+        ),
+    ],
+)
+def test_functions_of_jax_need_a_residual_and_take_no_amax(refused, call, jitted):
+    x = jnp.asarray(wide(4, K, dtype=np.float32))
+    error, words = refused
+    with pytest.raises(error, match=f"^{words}"):
+        (jax.jit(call) if jitted else call)(x, fp8core.quantize(x))
+
+
+@pytest.mark.usefixtures("cpu")
 def test_functions_of_jax_take_no_stream():
     q = fp8core.quantize(jnp.ones((4, K)))
     with pytest.raises(DeviceError, match=r"stream needs to be left out, as the functions of fp8core\.jax"):
