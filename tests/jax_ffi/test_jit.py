@@ -102,7 +102,12 @@ def test_an_amax_is_returned():
     amax = np.full(1, -1, np.float32)
     wanted = fp8core.scaled_mm_nt(a, w, amax=amax)
     a, w = jax.tree.map(jnp.asarray, (Quantized(*a), Quantized(*w)))
-    for function in (fp8core.jax.scaled_mm_nt, lambda a, w: fp8core.jax.scaled_mm(a, w.T)):
+    for function in (
+        fp8core.jax.scaled_mm_nt,
+        lambda a, w: fp8core.jax.scaled_mm_nt(a.data, w.data, a.scale, w.scale),
+        lambda a, w: fp8core.jax.scaled_mm(a, w.T),
+        lambda a, w: fp8core.jax.scaled_mm(a.data, w.data.T, a.scale, w.scale.T),
+    ):
         assert same(function(a, w), (wanted, amax))
         assert same(jax.jit(function)(a, w), (wanted, amax))
 
