@@ -127,6 +127,17 @@ def test_schemas_say_what_is_written():
     assert written["requantize_with_max_scale", "inplace"] == ["weight"]
 
 
+def test_operators_run_without_the_arguments_that_graphs_of_earlier_releases_lack():
+    x, w, flags = wide(5, K), weight((1, -1)), (True, False, None, None)
+    a = fp8core.quantize(x)
+    operands = a.data, w.data, a.scale, w.scale, None, None
+    made = torch.ops.fp8core.scaled_mm_nt(*operands, "bfloat16", *flags)
+    assert bits(made) == bits(fp8core.scaled_mm_nt(a, w))
+    operands = x, w.data, w.scale, None, None, None
+    made = torch.ops.fp8core.linear(*operands, [1, -1], None, None, *flags)
+    assert bits(made) == bits(fp8core.linear(x, w))
+
+
 def test_dynamic_rows_are_compiled_once():
     counter = CompileCounter()
     w = weight((1, -1))
