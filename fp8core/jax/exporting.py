@@ -22,14 +22,13 @@ def register() -> None:
 
 def _write_layer(options: Any) -> bytes:
     weight_group, group, out_dtype, *flags = options
-    name = out_dtype if out_dtype is None or isinstance(out_dtype, str) else [dtype_name(out_dtype)]
-    return json.dumps([weight_group, group, name, *flags]).encode()
+    return json.dumps([weight_group, group, None if out_dtype is None else dtype_name(out_dtype), *flags]).encode()
 
 
 def _read_layer(text: bytes | bytearray) -> Any:
     weight_group, group, name, *flags = json.loads(text)
-    # A dtype equals all objects that mean it, and a text equals only itself.
-    return GroupShape(*weight_group), GroupShape(*group), np.dtype(name[0]) if isinstance(name, list) else name, *flags
+    # A dtype of NumPy equals all objects that mean it, and its name; a name does not equal jnp.float16.
+    return GroupShape(*weight_group), GroupShape(*group), None if name is None else np.dtype(name), *flags
 
 
 def _write_pair(group: GroupShape | None) -> bytes:

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 
 from fp8core import ops
+from fp8core.errors import DTypeError, LayoutError
+from fp8core.interop.names import type_name
 from fp8core.jax.calls import Place
 from fp8core.ops import Quantized
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
@@ -34,7 +36,8 @@ def rms_norm_quant(
         The `Quantized` norm of the sum, and the sum in the residual's dtype.
 
     Raises:
-        Fp8Error: the errors of `fp8core.rms_norm_quant`.
+        DTypeError: residual is None, which `fp8core.rms_norm_quant` takes.
+        Fp8Error: the other errors of `fp8core.rms_norm_quant`.
 
     Examples:
         >>> import jax.numpy as jnp, fp8core.jax
@@ -43,6 +46,8 @@ def rms_norm_quant(
         >>> float(residual[0, 0]), bool(abs(q.dequantize() - 1).max() < 1e-3)
         (4.0, True)
     """
+    if residual is None:
+        raise DTypeError("residual needs an array, got None: without a residual, take fp8core.rms_norm_quant")
     place: Any = Place(residual)
     q: Any = ops.rms_norm_quant(x, weight, epsilon, residual=place, **keywords)
     return q, place.array
@@ -81,14 +86,16 @@ def scaled_mm(a: Any, b: Any, scale_a: Any = None, scale_b: Any = None, **keywor
         b: FP8 ``[k, n]`` or a `Quantized`, such as ``q.T`` of a weight.
         scale_a: as for `fp8core.scaled_mm`.
         scale_b: as for `fp8core.scaled_mm`.
-        **keywords: as for `fp8core.scaled_mm`. With a ``beta``, ``beta * out`` is added; ``out`` itself does not
-            change. Inside of ``jax.jit`` the result reuses the memory of ``out`` if nothing else needs it.
+        **keywords: as for `fp8core.scaled_mm`, without amax. With a ``beta``, ``beta * out`` is added; ``out``
+            itself does not change. Inside of ``jax.jit`` the result reuses the memory of ``out`` if nothing else needs
+            it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
 
     Raises:
-        Fp8Error: the errors of `fp8core.scaled_mm`.
+        LayoutError: an array for the amax is given.
+        Fp8Error: the other errors of `fp8core.scaled_mm`.
 
     Examples:
         >>> import jax.numpy as jnp, fp8core.jax
@@ -109,14 +116,16 @@ def scaled_mm_nt(
         weight: FP8 ``[n, k]`` or a `Quantized`.
         scale_a: as for `fp8core.scaled_mm_nt`.
         scale_b: as for `fp8core.scaled_mm_nt`.
-        **keywords: as for `fp8core.scaled_mm_nt`. With a ``beta``, ``beta * out`` is added; ``out`` itself does not
-            change. Inside of ``jax.jit`` the result reuses the memory of ``out`` if nothing else needs it.
+        **keywords: as for `fp8core.scaled_mm_nt`, without amax. With a ``beta``, ``beta * out`` is added; ``out``
+            itself does not change. Inside of ``jax.jit`` the result reuses the memory of ``out`` if nothing else needs
+            it.
 
     Returns:
         The result, and its amax as float32 ``[1]``.
 
     Raises:
-        Fp8Error: the errors of `fp8core.scaled_mm_nt`.
+        LayoutError: an array for the amax is given.
+        Fp8Error: the other errors of `fp8core.scaled_mm_nt`.
 
     Examples:
         >>> import jax.numpy as jnp, fp8core.jax
@@ -130,6 +139,10 @@ def scaled_mm_nt(
 def _with_amax(
     product: Callable[..., Any], operands: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
+    given = keywords.pop("amax", None)
+    if given is not None:
+        name = f"fp8core.jax.{product.__name__}"
+        raise LayoutError(f"amax needs to be left out, as {name} returns it, got {type_name(given)}")
     amax: Any = Place(jax.numpy.zeros(1, jax.numpy.float32))
     if keywords.get("out") is not None:
         keywords["out"] = Place(keywords["out"])

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from fp8core.checkpoint.naming import NAMES, OTHERS, ZERO_POINTS
 from fp8core.errors import CheckpointError
-from fp8core.interop import dtype_name
 from fp8core.problem import BLOCK_128
 from fp8core.torch import GroupedLinear, Linear
 from fp8core.torch.aligned import align_rows_
@@ -264,15 +263,7 @@ def _made(
         raise CheckpointError(
             f"{name} needs scales per tensor or channel beside {input_scale[0]}, got blocks of 128x128"
         )
-    made = Linear(
-        k,
-        n,
-        bias is not None,
-        "meta",
-        scheme=scheme,
-        static=input_scale is not None,
-        weight_dtype=dtype_name(codes.dtype),
-    )
+    made = Linear(k, n, bias is not None, "meta", scheme=scheme, static=input_scale is not None)
     stored = {"weight_scale": Stored(scale_name, safetensors_dtype(scale.dtype), shape)}
     made.weight = nn.Parameter(codes, requires_grad=False)
     align_rows_(made.weight)

@@ -21,6 +21,7 @@ from fp8core.transformers import (  # noqa: E402
     split_experts_,
 )
 from fp8core.transformers.experts import Layout  # noqa: E402
+from fp8core.transformers.stored import as_stored  # noqa: E402
 from huggingface import cases  # noqa: E402
 from huggingface.cases import (  # noqa: E402
     TOKENS,
@@ -52,8 +53,8 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
     monkeypatch.setattr(FineGrainedFP8HfQuantizer, "validate_environment", lambda *_, **__: None)
     written(kind, tmp_path / "wide")
     out = formats.write_format(writer, tmp_path / "fp8", tensors_of(tmp_path / "wide"), config_of(tmp_path / "wide"))
-    wanted = logits(from_pretrained(tmp_path / "fp8"))
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "fp8")
+    ours, model = (read(tmp_path / "fp8") for read in (from_pretrained, AutoModelForCausalLM.from_pretrained))
+    wanted = logits(ours)
     assert any(isinstance(module, finegrained_fp8.FP8Linear) for module in model.modules())
     held = {x.dtype for name, x in model.state_dict().items() if "scale" in name}
     names = convert_(model)
@@ -62,6 +63,11 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
     found = logits(model)
     assert torch.equal(found, wanted)
     assert convert_(model) == ()
+    assert model.quantization_method == ours.quantization_method
+    assert type(model.config.quantization_config) is type(ours.config.quantization_config)
+    assert model.hf_quantizer.pre_quantized
+    layers = [module for module in model.modules() if isinstance(module, Linear)]
+    assert not any(x.requires_grad for layer in layers for x in layer.parameters())
 
     model.save_pretrained(tmp_path / "again")
     saved = tensors_of(tmp_path / "again")
@@ -112,12 +118,14 @@ def test_layers_of_other_methods(made_by, k):
     assert isinstance(layer, Linear)
     assert layer.weight.data_ptr() == codes.data_ptr()
     assert torch.equal(layer.dequantized(torch.float32), values)
+    assert same(as_stored(model)["layers.0.mlp.up_proj.weight_scale"], scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_inputs_have_the_dtype_of_what_is_not_fp8_whatever_comes_first(dtype):
     codes, scale, _ = channelwise()
-    model = nn.Sequential(of_fbgemm(codes, scale), nn.LayerNorm(48, dtype=dtype))
+    model = nn.Sequential(of_fbgemm(codes, scale), nn.Module(), nn.LayerNorm(48, dtype=dtype))
+    model[1].counts = nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
     assert convert_(model) == ("0",)
     assert model[0].compute_dtype == dtype
 
@@ -231,6 +239,46 @@ def test_grouped_layers_keep_their_hooks():
     (name, *_) = group_experts_(model)
     model.get_submodule(name).down_proj.register_forward_hook(lambda *_: None)
     assert convert_(model) == ()
+
+
+def test_static_scales_of_stacked_experts_are_those_of_each():
+    model = random_model("qwen3_moe")
+    experts = finegrained_fp8.FP8Experts(model.config, None, "static")
+    for parameter in experts.parameters():
+        parameter.requires_grad_(False).copy_(torch.rand(parameter.shape) + 0.5)
+    model.model.layers[1].mlp.experts = experts
+    held = {name: x.clone() for name, x in experts.named_parameters()}
+    convert_(model)
+    split_experts_(model)
+    for at, expert in enumerate(model.model.layers[1].mlp.experts):
+        for role, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+            codes = held[role][at].chunk(len(parts))
+            scales = held[f"{role}_scale_inv"][at].chunk(len(parts))
+            for part, rows, scale in zip(parts, codes, scales, strict=True):
+                layer = expert.get_submodule(part)
+                assert same(layer.weight, rows)
+                assert layer.weight_scale.item() == scale.item()
+                assert layer.input_scale.item() == held[f"{role}_activation_scale"][at].item()
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "blocks", "scale"),
+    [
+        (128, 128, (64, 64), (2, 2)),
+        (192, 128, (96, 128), (2, 1)),  # as many as blocks of 128x128 have
+        (200, 200, (256, 256), (1, 1)),
+        (128, 128, (2, 64), (64, 2)),  # as many as rows
+        (128, 128, (128, 128), (3, 1)),
+    ],
+)
+def test_scales_of_other_blocks_are_refused(n, k, blocks, scale):
+    layer = finegrained_fp8.FP8Linear(k, n, block_size=blocks)
+    layer.weight_scale_inv = nn.Parameter(torch.ones(scale), requires_grad=False)
+    model = nn.Sequential(layer)
+    words = rf"0 needs scales .* by blocks of 128x128, got \[{scale[0]}, {scale[1]}\] by blocks of \[{blocks[0]}, "
+    with pytest.raises(CheckpointError, match=words):
+        convert_(model)
+    assert model[0] is layer
 
 
 def test_scales_that_no_layer_has():

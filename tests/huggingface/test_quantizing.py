@@ -102,6 +102,16 @@ def test_what_is_excluded_stays(tmp_path):
     assert names == {"gate_proj", "up_proj"}
 
 
+def test_experts_that_are_excluded_stay_stacked(tmp_path):
+    wanted = written("qwen3_moe", tmp_path / "wide")
+    model = from_pretrained(tmp_path / "wide", quantization_config=Fp8CoreConfig(exclude=["*.experts.*"]))
+    model.save_pretrained(tmp_path / "saved")
+    for one in (model, from_pretrained(tmp_path / "saved")):
+        assert type(one.model.layers[1].mlp.experts) is modeling_qwen3_moe.Qwen3MoeExperts
+        assert isinstance(one.model.layers[1].self_attn.q_proj, Linear)
+        assert distance(logits(one), wanted) < 0.15
+
+
 def test_a_name_that_reads_like_a_pattern_stands_for_itself(tmp_path):
     class Odd(LlamaForCausalLM):
         def __init__(self, config):
@@ -278,6 +288,25 @@ def test_what_is_around_experts_does_not_initialize_them(tmp_path, monkeypatch):
     wanted = written("qwen3_moe", tmp_path)
     monkeypatch.setattr(kind, "_init_weights", initialize)
     assert distance(logits(from_pretrained(tmp_path)), wanted) < 0.15
+
+
+def test_what_is_around_experts_initializes_its_own_parameters(tmp_path, monkeypatch):
+    kind, block = modeling_qwen3_moe.Qwen3MoePreTrainedModel, modeling_qwen3_moe.Qwen3MoeSparseMoeBlock
+    usual, make = kind._init_weights, block.__init__
+
+    def made(self, config):
+        make(self, config)
+        self.more = torch.nn.Parameter(torch.empty(3))
+
+    def initialize(self, module):
+        usual(self, module)
+        if isinstance(module, block):
+            torch.nn.init.constant_(module.more, 7.0)
+
+    written("qwen3_moe", tmp_path)
+    monkeypatch.setattr(block, "__init__", made)
+    monkeypatch.setattr(kind, "_init_weights", initialize)
+    assert from_pretrained(tmp_path).model.layers[1].mlp.more.tolist() == [7.0] * 3
 
 
 def test_a_weight_that_is_not_finite_is_named(tmp_path):

@@ -118,10 +118,20 @@ def test_a_layer_goes_into_a_saved_program_and_a_pair_comes_out(groups, out_dtyp
     made, pair = read.call(layer, x)
     wanted, same_pair = function(layer, jnp.asarray(x))
     assert same(made, wanted)
-    assert pair.group_shape == groups[1]
+    assert (pair.group_shape.rows, pair.group_shape.cols) == groups[1]
     assert same(tuple(pair), tuple(same_pair))
+    if out_dtype is not None:  # spelled otherwise
+        for alike in (np.dtype(out_dtype), np.dtype(out_dtype).type, np.dtype(out_dtype).name):
+            assert same(read.call(dataclasses.replace(layer, out_dtype=alike), x)[0], made)
     with pytest.raises(ValueError, match="metadata does not match"):  # a layer of other options is not that layer
         read.call(dataclasses.replace(layer, batch_invariant=True), x)
+
+
+def test_a_pair_without_a_group_shape_goes_through_a_saved_program():
+    given = Quantized(*fp8core.quantize(jnp.asarray(wide(5, K))))
+    made = export.deserialize(exported(lambda q: q, given).serialize()).call(given)
+    assert made.group_shape is None
+    assert same(tuple(made), tuple(given))
 
 
 def test_a_product_by_the_names_of_vllm_has_open_rows():

@@ -102,7 +102,12 @@ def test_an_amax_is_returned():
     amax = np.full(1, -1, np.float32)
     wanted = fp8core.scaled_mm_nt(a, w, amax=amax)
     a, w = jax.tree.map(jnp.asarray, (Quantized(*a), Quantized(*w)))
-    for function in (fp8core.jax.scaled_mm_nt, lambda a, w: fp8core.jax.scaled_mm(a, w.T)):
+    for function in (
+        fp8core.jax.scaled_mm_nt,
+        lambda a, w: fp8core.jax.scaled_mm_nt(a.data, w.data, a.scale, w.scale),
+        lambda a, w: fp8core.jax.scaled_mm(a, w.T),
+        lambda a, w: fp8core.jax.scaled_mm(a.data, w.data.T, a.scale, w.scale.T),
+    ):
         assert same(function(a, w), (wanted, amax))
         assert same(jax.jit(function)(a, w), (wanted, amax))
 
@@ -304,6 +309,32 @@ def test_other_arrays_given_to_functions_of_jax_are_named(words, call):
     x = jnp.asarray(wide(4, K, dtype=np.float32))
     with pytest.raises(LayoutError, match=f"^{words} needs an array of JAX, got "):
         call(x, fp8core.quantize(x))
+
+
+@pytest.mark.usefixtures("cpu")
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize(
+    ("refused", "call"),
+    [
+        (
+            (DTypeError, "residual needs an array, got None: .* take fp8core.rms_norm_quant"),
+            lambda x, q: fp8core.jax.rms_norm_quant(x, x[0], 1e-6, residual=None),
+        ),
+        (
+            (LayoutError, "amax needs to be left out, as fp8core.jax.scaled_mm returns it, got "),
+            lambda x, q: fp8core.jax.scaled_mm(q, q.T, amax=jnp.zeros(1)),
+        ),
+        (
+            (LayoutError, "amax needs to be left out, as fp8core.jax.scaled_mm_nt returns it, got numpy.ndarray"),
+            lambda x, q: fp8core.jax.scaled_mm_nt(q, q, amax=np.zeros(1, np.float32)),
+        ),
+    ],
+)
+def test_functions_of_jax_need_a_residual_and_take_no_amax(refused, call, jitted):
+    x = jnp.asarray(wide(4, K, dtype=np.float32))
+    error, words = refused
+    with pytest.raises(error, match=f"^{words}"):
+        (jax.jit(call) if jitted else call)(x, fp8core.quantize(x))
 
 
 @pytest.mark.usefixtures("cpu")

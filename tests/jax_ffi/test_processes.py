@@ -45,6 +45,7 @@ def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
         import jax, numpy as np
         from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
         import fp8core, fp8core.jax
+        from fp8core.jax.sharding import named
         from jax_ffi.cases import K, near, same, weight, wide
         from jax_ffi.meshes import collectives
 
@@ -63,6 +64,8 @@ def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
             call = lambda x: fp8core.linear(x.reshape(*leading, x.shape[1]), w).reshape(len(x), -1)
             assert near(jax.jit(call)(given), call(x)), leading
             print(f"{over} {leading}: {', '.join(collectives(call, given))}")
+        turned = Mesh(devices[[0, 1, 3, 2]], "b")  # in an order that no parts of an axis of the others give
+        assert named([NamedSharding(turned, P("b")), NamedSharding(four, P())], [2, 1], four)[0].spec == P()
         """,
         XLA_FLAGS="--xla_force_host_platform_device_count=12",
     )

@@ -127,6 +127,17 @@ def test_schemas_say_what_is_written():
     assert written["requantize_with_max_scale", "inplace"] == ["weight"]
 
 
+def test_operators_run_without_the_arguments_that_graphs_of_earlier_releases_lack():
+    x, w, flags = wide(5, K), weight((1, -1)), (True, False, None, None)
+    a = fp8core.quantize(x)
+    operands = a.data, w.data, a.scale, w.scale, None, None
+    made = torch.ops.fp8core.scaled_mm_nt(*operands, "bfloat16", *flags)
+    assert bits(made) == bits(fp8core.scaled_mm_nt(a, w))
+    operands = x, w.data, w.scale, None, None, None
+    made = torch.ops.fp8core.linear(*operands, [1, -1], None, None, *flags)
+    assert bits(made) == bits(fp8core.linear(x, w))
+
+
 def test_dynamic_rows_are_compiled_once():
     counter = CompileCounter()
     w = weight((1, -1))
@@ -225,6 +236,38 @@ def test_inductor_drops_copies_of_what_nothing_else_needs(function):
     """It does not see that the operator that writes to the copy also reads what was copied."""
     x = wide(5, K, dtype=torch.float32)
     assert bits(torch.compile(function, fullgraph=True)(x)) == bits(function(x))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda w, scales: fp8core.requantize_with_max_scale(w, scales, [16, 16])[1],
+        lambda w, scales: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, scales, out=w)[0],
+        lambda w, scales: fp8core.normalize_e4m3fn_to_e4m3fnuz(w, scales, scales[:1], out=w)[0],
+    ],
+    ids=["requantize", "normalize", "normalize_input"],
+)
+def test_a_graph_returns_what_it_writes_in_place(change):
+    weight, scales = wide(32, 16).to(torch.float8_e4m3fn), torch.tensor([0.5, 2.0])
+    wanted = change(weight.clone(), scales)
+    made = torch.compile(change, backend="eager", fullgraph=True)(weight, scales)
+    assert made.data_ptr() == weight.data_ptr()
+    assert made.dtype == wanted.dtype
+    assert bits(made) == bits(wanted)
+
+
+def test_an_operator_writes_in_place_where_another_operand_is_in_the_same_memory():
+    def operands():
+        weight = torch.arange(32 * 16, dtype=torch.int32).view(32, 16).to(torch.uint8) % 100
+        scales = weight.view(torch.float32)[0, :2]
+        scales.copy_(torch.tensor([0.5, 2.0]))
+        return weight.view(torch.float8_e4m3fn), scales
+
+    requantize = torch.ops.fp8core.requantize_with_max_scale.inplace
+    (weight, scales), (wanted, apart) = operands(), operands()
+    requantize(wanted, apart.clone(), [16, 16])
+    assert requantize(weight, scales, [16, 16]).item() == 2.0
+    assert bits(weight) == bits(wanted) != bits(operands()[0])
 
 
 def test_an_operator_raises_an_error_of_other_operands_once():

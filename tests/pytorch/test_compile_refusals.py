@@ -128,6 +128,21 @@ def test_refusals_keep_their_words(function, error, words):
     assert not isinstance(caught.value, AssertionError)
 
 
+def test_a_layer_in_a_graph_refuses_the_groups_of_its_input_before_any_eager_call():
+    layer = fp8core.Fp8Linear.from_weight(
+        torch.ones(128, 192), weight_group_shape=fp8core.BLOCK_128, group_shape=fp8core.GROUP_128
+    )
+
+    def call(x):
+        return layer(fp8core.quantize(x, group_shape=(1, 96)))  # with as many scales as groups of 1x128
+
+    x, words = wide(5, 192), r"needs one of the group shapes .*, got \(1, 96\)"
+    with pytest.raises(Exception, match=raised(words)):
+        torch.compile(call, fullgraph=True, backend="eager")(x)
+    with pytest.raises(ScaleError, match=words):
+        call(x)
+
+
 def vllm_product(a, b, **scales):
     given = {"scale_a": 1.0, "scale_b": 1.0, **scales}
     return w8a8.cutlass_w8a8_scaled_mm(
@@ -173,11 +188,12 @@ def test_refusals_of_a_thread_name_the_operands_of_its_own_function():
 
 @pytest.mark.parametrize("eight", [8.0, Fraction(8), 8 + 0j], ids=repr)
 def test_whole_numbers_in_a_graph_may_be_of_any_type(eight):
-    def padded(x):
-        return fp8core.quantize(x, group_shape=(eight / eight, 64.0), rows_padded=eight).scale
+    def counted(x):
+        padded = fp8core.quantize(x, group_shape=(eight / eight, 64.0), rows_padded=eight).scale
+        return padded, fp8core.moe_permute(x, ROUTES, eight).offs
 
     x = wide(5, K)
-    assert bits(torch.compile(padded, fullgraph=True, backend="eager")(x)) == bits(padded(x))
+    assert bits(torch.compile(counted, fullgraph=True, backend="eager")(x)) == bits(counted(x))
 
 
 def test_a_stream_is_refused_in_a_graph_and_taken_beside_it():

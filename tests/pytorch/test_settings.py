@@ -57,8 +57,30 @@ def test_torch_s_default_dtype_is_that_of_no_scale(dtype):
             "input_scale": torch.float32,
         }
         assert torch.equal(layer(x), want)
+        quantize = torch.compile(lambda x: fp8core.quantize(x, scale=0.3).scale, backend="eager", fullgraph=True)
+        assert quantize(x).dtype == torch.float32
     finally:
         torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (1, {}),
+        (5, {"group_shape": (1, 64)}),
+        (5, {"group_shape": (-1, -1)}),
+        (1, {"scale": 0.5}),
+        (5, {"scale": torch.tensor([0.5])}),
+        (5, {"scale": torch.ones(5, 2), "group_shape": [1, 64]}),
+    ],
+)
+def test_a_quantized_of_a_graph_has_the_group_shape_of_an_eager_one(rows, options):
+    def quantize(x):
+        q = fp8core.quantize(x, **options)
+        return q.data, (q.group_shape.rows, q.group_shape.cols)
+
+    x = torch.randn(rows, 128)
+    assert torch.compile(quantize, backend="eager", fullgraph=True)(x)[1] == quantize(x)[1]
 
 
 @pytest.mark.parametrize("number", [1e39, -1e39, 1e-60])
