@@ -7,10 +7,10 @@ pytest.importorskip("transformers")
 
 from torch import nn  # noqa: E402 - after the skips
 from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, Qwen3MoeConfig  # noqa: E402
-from transformers.integrations import compressed_tensors, fbgemm_fp8, finegrained_fp8  # noqa: E402
+from transformers.integrations import finegrained_fp8  # noqa: E402
 from transformers.quantizers.quantizer_finegrained_fp8 import FineGrainedFP8HfQuantizer  # noqa: E402
 
-from fp8core.errors import CheckpointError, DeviceError, DTypeError, LayoutError  # noqa: E402
+from fp8core.errors import CheckpointError, LayoutError  # noqa: E402
 from fp8core.torch import Linear, calibrate, dequantize_model_, quantize_model_  # noqa: E402
 from fp8core.transformers import (  # noqa: E402
     Experts,
@@ -34,6 +34,7 @@ from huggingface.cases import (  # noqa: E402
     tensors_of,
     written,
 )
+from huggingface.foreign_layers import channelwise, of_compressed_tensors, of_fbgemm  # noqa: E402
 from support import checkpoint_formats as formats  # noqa: E402
 
 
@@ -87,24 +88,6 @@ def test_models_that_transformers_loaded(writer, kind, tmp_path, monkeypatch):
         model.save_pretrained(tmp_path / "dequantized")
 
 
-def channelwise(n=48, k=64):
-    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(4))
-    codes, scale = formats.coded(weight, 1, k)
-    return codes, scale, formats.values(codes, scale, 1, k)
-
-
-def of_fbgemm(codes, scale):
-    made = fbgemm_fp8.FbgemmFp8Linear(codes.shape[1], codes.shape[0], False)
-    made.weight, made.weight_scale = nn.Parameter(codes, False), nn.Parameter(scale, False)
-    return made
-
-
-def of_compressed_tensors(codes, scale):
-    made = compressed_tensors.CompressedTensorsFP8Linear(codes.shape[1], codes.shape[0])
-    made.weight, made.weight_scale = nn.Parameter(codes, False), nn.Parameter(scale.reshape(1, -1), False)
-    return made
-
-
 @pytest.mark.parametrize("made_by", [of_fbgemm, of_compressed_tensors])
 @pytest.mark.parametrize("k", [64, 48], ids=["wide", "square"])
 def test_layers_of_other_methods(made_by, k):
@@ -130,58 +113,6 @@ def test_inputs_have_the_dtype_of_what_is_not_fp8_whatever_comes_first(dtype):
     assert model[0].compute_dtype == dtype
 
 
-@pytest.mark.parametrize("beside", ["weight_zero_point", "pre_quant_scale"])
-def test_layers_that_are_more_than_codes_and_scales_are_refused(beside):
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), of_fbgemm(*channelwise()[:2]))
-    model[1].register_buffer(beside, torch.ones(48, 1))
-    before = list(model.modules())
-    with pytest.raises(CheckpointError, match=rf"needs layers of FP8 codes and scales, got 1\.{beside}, which is of"):
-        convert_(model)
-    assert list(model.modules()) == before
-
-
-@pytest.mark.parametrize(
-    ("parameter", "shape"), [("down_proj", (64, 64)), ("down_proj", (64,)), ("kernel", (64, 64)), ("weight", (64, 64))]
-)
-def test_fp8_parameters_of_what_is_no_layer_are_refused_by_name(parameter, shape):
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), nn.Module())
-    model[1].register_parameter(parameter, nn.Parameter(torch.ones(shape).to(torch.float8_e4m3fn), False))
-    before = list(model.modules())
-    words = f"needs FP8 weights of linear layers or of stacked experts, got 1.{parameter} in a Module$"
-    with pytest.raises(CheckpointError, match=words):
-        convert_(model)
-    assert list(model.modules()) == before
-
-
-def test_a_static_scale_beside_scales_of_blocks_is_refused_with_the_layer_s_name():
-    layer = finegrained_fp8.FP8Linear(128, 128, block_size=(128, 128), activation_scheme="static")
-    with pytest.raises(
-        CheckpointError, match="0 needs scales per tensor or channel beside activation_scale, got blocks"
-    ):
-        convert_(nn.Sequential(layer))
-
-
-@pytest.mark.parametrize("change", [convert_, split_experts_, group_experts_])
-def test_what_is_no_model_is_refused_by_its_type(change):
-    with pytest.raises(DTypeError, match=r"^model needs a torch\.nn\.Module, got str$"):
-        change("meta-llama/Llama-3.1-8B")
-
-
-def test_a_layer_alone_is_refused():
-    with pytest.raises(LayoutError, match="model needs to hold what is replaced in it, got a FbgemmFp8Linear alone"):
-        convert_(of_fbgemm(*channelwise()[:2]))
-
-
-def test_layers_that_are_several_products_are_refused():
-    """A plain layer in the place of one, such as DeepSeek V4 has, would multiply every input with all of its weights."""
-    several = finegrained_fp8.FP8GroupedLinear(128, 256, 2, block_size=(128, 128))
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), several)
-    before = list(model.modules())
-    with pytest.raises(CheckpointError, match="needs FP8 layers of one product each, got 1, a FP8GroupedLinear of 2"):
-        convert_(model)
-    assert list(model.modules()) == before
-
-
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_zero_points_of_zero_are_dropped(dtype):
     """compressed-tensors gives them to layers of symmetric schemes, too."""
@@ -189,40 +120,6 @@ def test_zero_points_of_zero_are_dropped(dtype):
     model[0].weight_zero_point = nn.Parameter(torch.zeros(48, 1).to(dtype), requires_grad=False)
     assert convert_(model) == ("0",)
     assert set(model.state_dict()) == {"0.weight", "0.weight_scale"}
-
-
-def of_stacked_experts():
-    experts = nn.Module()
-    experts.down_proj = nn.Parameter(torch.zeros(2, 8, 8).to(torch.float8_e4m3fn), requires_grad=False)
-    return experts
-
-
-def quantized_by_compressed_tensors(layer):
-    pytest.importorskip("compressed_tensors.quantization.lifecycle.forward").set_forward_quantized(layer)
-
-
-HOOKED, PATCHED = "without hooks, got some on {}: remove them first", "the forward of their class, got another on {}$"
-
-
-@pytest.mark.parametrize("made", [lambda: of_fbgemm(*channelwise()[:2]), of_stacked_experts], ids=["layer", "experts"])
-@pytest.mark.parametrize(
-    ("add", "match"),
-    [
-        (lambda layer: layer.register_forward_pre_hook(lambda *_: None), HOOKED),
-        (lambda layer: layer.register_forward_hook(lambda *_: None), HOOKED),
-        (lambda layer: setattr(layer, "forward", print), PATCHED),
-        (quantized_by_compressed_tensors, PATCHED),
-    ],
-    ids=["pre_hook", "hook", "forward", "compressed-tensors"],
-)
-def test_layers_that_would_lose_something_are_refused_before_anything_is_replaced(add, match, made):
-    """With a hook compressed-tensors transforms a layer's inputs, whose weight is that of the transformed ones."""
-    model = nn.Sequential(of_fbgemm(*channelwise()[:2]), made())
-    add(model[1])
-    before = list(model.modules())
-    with pytest.raises(LayoutError, match=match.format(1)):
-        convert_(model)
-    assert list(model.modules()) == before
 
 
 def test_layers_that_are_converted_already_keep_their_hooks():
@@ -259,26 +156,6 @@ def test_static_scales_of_stacked_experts_are_those_of_each():
                 assert same(layer.weight, rows)
                 assert layer.weight_scale.item() == scale.item()
                 assert layer.input_scale.item() == held[f"{role}_activation_scale"][at].item()
-
-
-@pytest.mark.parametrize(
-    ("n", "k", "blocks", "scale"),
-    [
-        (128, 128, (64, 64), (2, 2)),
-        (192, 128, (96, 128), (2, 1)),  # as many as blocks of 128x128 have
-        (200, 200, (256, 256), (1, 1)),
-        (128, 128, (2, 64), (64, 2)),  # as many as rows
-        (128, 128, (128, 128), (3, 1)),
-    ],
-)
-def test_scales_of_other_blocks_are_refused(n, k, blocks, scale):
-    layer = finegrained_fp8.FP8Linear(k, n, block_size=blocks)
-    layer.weight_scale_inv = nn.Parameter(torch.ones(scale), requires_grad=False)
-    model = nn.Sequential(layer)
-    words = rf"0 needs scales .* by blocks of 128x128, got \[{scale[0]}, {scale[1]}\] by blocks of \[{blocks[0]}, "
-    with pytest.raises(CheckpointError, match=words):
-        convert_(model)
-    assert model[0] is layer
 
 
 def test_scales_that_no_layer_has():
@@ -348,21 +225,6 @@ def test_what_is_replaced_keeps_the_hook_that_brings_its_inputs(change):
 
 
 @pytest.mark.parametrize("change", [convert_, split_experts_])
-def test_what_accelerate_has_offloaded_is_refused_before_anything_is_replaced(change):
-    accelerate = pytest.importorskip("accelerate")
-    if change is split_experts_:
-        model, name = random_model("qwen3_moe"), "model.layers.0.mlp.experts"
-    else:
-        layers = [of_fbgemm(*channelwise()[:2]) for _ in range(2)]
-        model, name = nn.Sequential(*layers), "1"
-    accelerate.cpu_offload(model.get_submodule(name), execution_device="cpu")
-    before = list(model.modules())
-    with pytest.raises(DeviceError, match=f"model needs its weights in memory, got {name} offloaded"):
-        change(model)
-    assert list(model.modules()) == before
-
-
-@pytest.mark.parametrize("change", [convert_, split_experts_])
 def test_what_is_in_two_places_is_replaced_in_both(change):
     model = random_model("qwen3_moe") if change is split_experts_ else nn.Sequential(of_fbgemm(*channelwise()[:2]))
     name = "model.layers.0.mlp.experts" if change is split_experts_ else "0"
@@ -371,23 +233,6 @@ def test_what_is_in_two_places_is_replaced_in_both(change):
     assert change(model)[0].startswith(name)
     assert model.get_submodule(name) is not shared
     assert model.other["place"] is model.get_submodule(name)
-
-
-@pytest.mark.parametrize(
-    ("add", "match"),
-    [
-        (lambda experts: experts.register_forward_hook(lambda *_: None), HOOKED),
-        (lambda experts: setattr(experts, "forward", print), PATCHED),
-    ],
-    ids=["hook", "forward"],
-)
-def test_experts_that_would_lose_something_are_not_split(add, match):
-    model = random_model("qwen3_moe")
-    add(model.model.layers[1].mlp.experts)
-    before = list(model.modules())
-    with pytest.raises(LayoutError, match=match.format(r"model\.layers\.1\.mlp\.experts")):
-        split_experts_(model)
-    assert list(model.modules()) == before
 
 
 @pytest.mark.parametrize(
