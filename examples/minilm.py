@@ -7,9 +7,9 @@ the folder of the model (model.safetensors, vocab.txt, config.json), or let `fp8
     python examples/minilm.py MODEL_FOLDER
 """
 
+import argparse
 import json
 import math
-import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -261,6 +261,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python examples/minilm.py MODEL_FOLDER")
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_folder", type=Path)
+    main(parser.parse_args().model_folder)

@@ -8,7 +8,7 @@ loaded. The encoder then runs on batches, as in a search engine, and is compared
 It needs torch and transformers, and uses a GPU if there is one.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -66,4 +66,6 @@ def main(chosen: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model_folder", nargs="?", help="a folder with the model; by default it is fetched")
+    main(parser.parse_args().model_folder)

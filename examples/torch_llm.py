@@ -8,7 +8,7 @@ no meaning. With the folder or name of a real model, the same code runs that mod
 It needs torch, transformers and accelerate, and uses a GPU if there is one.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -74,4 +74,6 @@ def main(model_of: str | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:2])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", help="the folder or name of a model; by default a tiny one")
+    main(parser.parse_args().model)
