@@ -1,6 +1,6 @@
 """Times every layout of `sm90_decode_unaligned` for odd products, and judges the one that it chooses.
 
-    python -m bench.unaligned_layouts [--json FILE] [--count 100] [--rows few|many] [--sizes SIZES] [--seed 1]
+    python -m bench.unaligned_layouts [--json FILE] [--count 100] [--rows few|wide|many] [--sizes SIZES] [--seed 1]
     python -m bench.unaligned_layouts --judge FILE ... [--fit]
 
 The layouts of a product are interleaved, and weights rotate over more memory than L2 holds. Layouts that are estimated
@@ -34,14 +34,16 @@ from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90 import decode_unaligned as kernel
 from fp8core.kernels.gemm.sm90 import decode_unaligned_config as config_model
+from fp8core.kernels.gemm.sm90 import decode_wide_config
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, width
-from fp8core.kernels.gemm.sm90.decode_wide_config import MOST_ROWS as MOST_IN_ONE_PANEL
+from fp8core.kernels.gemm.sm90.residues import lacks_registers, phases_of
 from fp8core.kernels.gemm.table import COPIES, SCALED_MM
 from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 
 ROWS: Final = {
     "few": (1, 3, 5, 8, 9, 12, 16, 20, 24, 32, 40, 50, FEW),
+    "wide": (129, 138, 150, 161, 173, 180, 192, 200, 215, 230, 245, 256),
     "many": (65, 72, 80, 89, 96, 100, 112, 128, 130, 138, 160, 200, 256, 300, 400, 512),
 }
 OWN: Final = kernel.SM90_DECODE_UNALIGNED.name
@@ -93,8 +95,10 @@ def name(config: DecodeConfig) -> str:
 def layouts(p: ScaledMm) -> dict[str, DecodeConfig]:
     """Return the layouts of a product by their names."""
     found = list(config_model.candidates(in_groups(p)))
-    if MOST_ROWS < p.m <= MOST_IN_ONE_PANEL:
-        found.append(kernel.in_one_panel(p))
+    if MOST_ROWS < p.m <= decode_wide_config.MOST_ROWS:
+        for residues in (1, 2) if phases_of(p.ldb) > 1 else (1,):
+            wide = decode_wide_config.candidates(kernel.wide(in_groups(p), residues), p.target)
+            found += [one for one in wide if not lacks_registers(config_model.panel_of(p, one.panels), one)]
     return {name(config): config for config in found}
 
 
@@ -238,7 +242,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="append one line a product to this file")
     parser.add_argument("--count", type=int, default=100, help="how many products are drawn")
-    parser.add_argument("--rows", choices=ROWS, default="few", help="up to 64, or more")
+    parser.add_argument("--rows", choices=ROWS, default="few", help="up to 64, 129 to 256, or more than 64")
     parser.add_argument("--sizes", choices=SIZES, default="medium", help="of the weights that are drawn")
     parser.add_argument("--within", type=float, default=math.inf, metavar="FACTOR", help="time none that cost more")
     parser.add_argument("--seed", type=int, default=1)

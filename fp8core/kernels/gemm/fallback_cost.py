@@ -95,14 +95,11 @@ def generic_mma_us(p: ScaledMm) -> float:
 
 
 def realigned_us(p: ScaledMm) -> float:
-    """Return the estimate of realigned: of its copies, of an fp8core kernel between them, and of the other channels.
-
-    Tiles that several blocks share are left out: the times to which this was fitted are without them.
-    """
+    """Return the estimate of realigned: of its copies, of an fp8core kernel between them, and of the other channels."""
     most, last = realigned.inner(p), realigned.rest(p)
     moved = 2 * (p.m + p.n) * most.k if realigned.copies_codes(p) else 0
     moved += 2 * p.m * p.n * ITEMSIZE[p.out] if realigned.copies_out(p) else 0
-    product = decode_us(most) if p.m <= MOST_ROWS else min(tiled_cost.us(most, tile) for tile in tiled_cost.tiles(most))
+    product = decode_us(most) if p.m <= MOST_ROWS else tiled_cost.us(most)
     copies = overlapped_us(COPY_OVERLAP, COPY_US, moved / COPIED_BYTES_A_US)
     return copies + product + (generic_decode_us(last) if last.n else 0.0)
 

@@ -126,10 +126,10 @@ def layout(problem: ScaledMm) -> DecodeConfig:
     have the same order for every m and wherever a begins, and a weight that happens to be aligned gives the same bits.
     """
     if problem.batch_invariant:
-        return in_one_panel(problem)
+        return in_few_panels(problem)
     config = decode_unaligned_config.cheapest(problem)
     if MOST_ROWS < problem.m <= decode_wide_config.MOST_ROWS:
-        wide_config = in_one_panel(problem)
+        wide_config = in_few_panels(problem)
         if config is None or us(problem, wide_config) <= us(problem, config):
             return wide_config
     assert config is not None  # SOME_LAYOUT
@@ -139,19 +139,20 @@ def layout(problem: ScaledMm) -> DecodeConfig:
 def us(problem: ScaledMm, config: DecodeConfig) -> float:
     """Return the microseconds of a product in a layout."""
     problem = in_groups(problem)
-    if problem.m > MOST_ROWS and config.panels == 1:
+    if decode_unaligned_config.panel_of(problem, config.panels).m > MOST_ROWS:
         return decode_wide_config.us(wide(problem, config.residues), config)
     return decode_unaligned_config.us(problem, config)
 
 
-def in_one_panel(problem: ScaledMm) -> DecodeConfig:
-    """Return the layout with batch_invariant, and that of 65 to 128 rows in one panel."""
+def in_few_panels(problem: ScaledMm) -> DecodeConfig:
+    """Return the layout with batch_invariant, and that of 65 to 256 rows in panels of up to 128."""
     config = layout_with(problem, residues_of(problem))
-    return layout_with(problem, 1) if lacks_registers(problem, config) else config
+    panel = decode_unaligned_config.panel_of(problem, config.panels)
+    return layout_with(problem, 1) if lacks_registers(panel, config) else config
 
 
 def layout_with(problem: ScaledMm, residues: int) -> DecodeConfig:
-    """Return what `in_one_panel` returns, with tiles of so many ``residues``."""
+    """Return what `in_few_panels` returns, with tiles of so many ``residues``."""
     problem = in_groups(problem)
     count, n = phases_of(problem.ldb), problem.n
     if problem.m > MOST_ROWS:
@@ -173,7 +174,7 @@ def wide(p: ScaledMm, residues: int) -> decode_wide_config.Wide:
     count = phases_of(p.ldb)
     n = pad_channels(p.n, count // residues, CHANNELS)
     blockwise, spread = is_along_k(p), result_spread(p, residues)
-    return decode_wide_config.Wide(p.m, n, p.k, width(p.m), count, residues, spread, blockwise)
+    return decode_wide_config.Wide(p.m, n, p.k, count, residues, spread, blockwise)
 
 
 def residue_cost_model(model: CostModel, n: int, groups: int) -> CostModel:

@@ -3,7 +3,7 @@
 What differs from `sm90_decode`: a tile has channels of one residue or two, of which the last one may be empty; the
 results of a residue are stored up to 16 elements apart; an unaligned a is aligned by each block, or copied first; and
 the rows of a may be in several panels, each with blocks of its own, for which a weight has to be so small that there
-are multiprocessors for all of them. Up to 128 rows may be in one panel, too (`decode_wide_config`).
+are multiprocessors for all of them. Up to 256 rows may be in panels of up to 128, too (`decode_wide_config`).
 """
 
 from collections.abc import Iterator
