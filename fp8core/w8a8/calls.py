@@ -114,7 +114,7 @@ def _extent(x: Any, axis: int, name: interop.Operand) -> Any:
 def _extents(output_shape: Any) -> tuple[Any, ...]:
     """Return a shape whose extents are ints, or symbols of a tracer."""
     try:
-        shape = tuple([n if type(n) is int or _symbol(n) else checks.as_int(n) for n in output_shape])
+        shape = tuple([n if type(n) is int or _symbol(n) else checks.as_int(n) for n in checks.ordered(output_shape)])
     except TypeError as error:
         raise ShapeError(f"output_shape needs whole numbers, got {output_shape!r}") from error
     if any(isinstance(n, int) and n < 0 for n in shape):

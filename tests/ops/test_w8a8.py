@@ -372,6 +372,7 @@ def test_one_scale_is_checked_also_where_there_are_no_rows(engine, shape):
     [
         *[(np.int64(-1), 32), np.array([-1, 32]), (-2, -2, 32), (np.int64(5), 32), (4, 31), (np.int32(-4), -1, 32)],
         *[(2.5, 32), (float("nan"), 32), ("4", 32), 128, None, ()],
+        *[{4, 32}, {4: 1, 32: 1}, b"\x04 "],
     ],
     ids=str,
 )
