@@ -199,8 +199,8 @@ def test_a_weight_of_odd_k_in_aligned_rows_is_not_copied(m, k):
         ({"k": (1 << 29) + 1, "batch_invariant": True}, "with batch_invariant, in each 64 rows"),
         ({"vectors_alignment": 2}, "addresses divisible by 4"),
         (
-            {"lda": 4112, "ldb": 4112, "alignment": 16},
-            "needs rows of codes that are not aligned to 16 bytes, an FP8 result or amax",
+            {"lda": 4112, "ldb": 4112, "codes_alignment": 16},
+            "an FP8 result or amax, got codes aligned to 16, bfloat16 and amax=False",
         ),
     ],
 )
