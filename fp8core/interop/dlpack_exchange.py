@@ -12,7 +12,7 @@ from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.dlpack_views import target_of, view_of
 from fp8core.interop.frameworks import Framework, only_instance
-from fp8core.interop.names import type_name
+from fp8core.interop.names import exported
 from fp8core.interop.tensor import Result, TensorView, refused_gaps
 from fp8core.problem import HOST, Target
 
@@ -72,11 +72,8 @@ class Exchange(Framework):
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of ``x``; nothing is copied, and no stream waits."""
-        try:
+        with exported(x, name, "an array that exports itself by DLPack"):
             found, held = self._content(x)
-        except (BufferError, RuntimeError, ValueError, TypeError) as error:
-            got = f"{type_name(x)}: {error}"
-            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {got}") from error
         target = target_of(found.device_type, found.device_id, name)
         return view_of(found, target, self, x, name, held)
 

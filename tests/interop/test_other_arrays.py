@@ -83,6 +83,7 @@ def test_an_array_without_elements_has_no_address_and_is_on_the_current_device(l
         ({"data": (0, False)}, LayoutError, r"x needs memory, got address 0 for shape \(4, 6\)"),
         ({"stream": 0}, LayoutError, "x needs a stream that __cuda_array_interface__ has a number for, got 0"),
         ({"data": "left out"}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: KeyError"),
+        ({"data": ()}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: IndexError"),
     ],
 )
 def test_what_kernels_cannot_read_is_refused(log, fields, error, words):
