@@ -77,6 +77,13 @@ class Exchange(Framework):
         target = target_of(found.device_type, found.device_id, name)
         return view_of(found, target, self, x, name, held)
 
+    def check_writable(self, x: Any, name: str) -> None:
+        """Raise LayoutError if ``x`` is marked read-only: only managed tensors have flags. No stream waits."""
+        with exported(x, name, "a writable array that exports itself by DLPack"):
+            read_only = _Held(self._from_object, x).managed.flags & dlpack.READ_ONLY
+        if read_only:
+            raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
+
     def _content(self, x: Any) -> tuple[dlpack.Content, object]:
         if self._read is not None:
             tensor = dlpack.Tensor()
