@@ -50,7 +50,7 @@ class CudaArray(ExporterFramework):
             raise refused_dtype(name, typestr)
         itemsize = int(typestr[2:])
         given = offer.get("strides")
-        strides = contiguous(shape) if given is None else in_elements(tuple(given), itemsize, name)
+        strides = contiguous(shape) if given is None else in_elements(shape, tuple(given), itemsize, name)
         check_memory(pointer, shape, name)
         check_aligned(pointer, dtype, name)
         ordinal = device.current() if not pointer else ordinal_of(pointer)

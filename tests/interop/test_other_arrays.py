@@ -174,6 +174,21 @@ def test_an_array_of_cupy_is_seen_where_its_memory_is(cupy_framework, cut):
     assert (pointer, rest) == (array.ctypes.data, (array.dtype, array.shape, array.strides, TARGET.device))
 
 
+@pytest.mark.parametrize("step", [0, -1, 3, 26, 1 << 40, -(1 << 40) - 2])
+def test_the_stride_of_an_axis_of_one_element_has_no_meaning(cupy_framework, step):
+    row = np.arange(8, dtype=np.float32)
+    for shape, steps in (((1, 8), (step, 4)), ((8, 1), (4, step)), ((1, 2, 4), (step, 16, 4))):
+        x = np.lib.stride_tricks.as_strided(row, shape, steps)
+        of_numba = OfNumba(x, strides=x.strides)
+        for seen in (interop.view(x, "x"), cupy_framework.view(of_cupy(x), "x"), interop.view(of_numba, "x")):
+            assert seen[:3] == (row.ctypes.data, "float32", shape)
+            strides = [stride for stride, extent in zip(seen.strides, shape, strict=True) if extent > 1]
+            assert strides == [by // 4 for by, extent in zip(steps, shape, strict=True) if extent > 1]
+        got, want = fp8core.quantize(x), fp8core.quantize(row.reshape(shape))
+        np.testing.assert_array_equal(got.data.view(np.uint8), want.data.view(np.uint8))
+        np.testing.assert_array_equal(got.scale, want.scale)
+
+
 @pytest.mark.parametrize(("pointer", "words"), [(0, "x needs memory"), (0x1002, "x needs elements at multiples of 4")])
 def test_an_array_of_cupy_that_cannot_be_read_has_no_signature(cupy_framework, pointer, words):
     x = of_cupy(np.zeros((4, 6), np.float32), pointer)
