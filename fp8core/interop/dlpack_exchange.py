@@ -41,6 +41,12 @@ class _Api(ctypes.Structure):
     )
 
 
+def is_offered(cls: type) -> bool:
+    """Return whether a type offers the table: a type may set the attribute to None, or have a property of that name."""
+    is_valid: Any = ctypes.pythonapi.PyCapsule_IsValid
+    return bool(is_valid(ctypes.py_object(getattr(cls, "__dlpack_c_exchange_api__", None)), _CAPSULE))
+
+
 class Exchange(Framework):
     """The framework of one array type, named after the package that defines the type."""
 

@@ -18,7 +18,7 @@ from fp8core.interop.dlpack_views import target_of
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.problem import HOST, ITEMSIZE
 from fp8core.runtime import device
-from support.host_arrays import codes
+from support.host_arrays import codes, exporter
 from support.targets import H200, MI300
 
 # DLPack
@@ -280,6 +280,14 @@ def test_a_type_that_offers_the_table_is_read_through_it():
     framework = interop.framework_of(Unknown)
     assert isinstance(framework, dlpack_exchange.Exchange)
     assert framework.name == __name__.partition(".")[0]
+
+
+@pytest.mark.parametrize("offered", [None, property(lambda self: pytest.fail("it is read")), "table"], ids=str)
+def test_what_is_no_table_is_not_read(offered):
+    """The error of Python about a capsule named no operand."""
+    x = exporter((2, 3), "float32")
+    other = type("Other", (type(x),), {"__dlpack_c_exchange_api__": offered})(x.array, x.dtype)
+    assert interop.view(other, "x")[:4] == interop.view(x, "x")[:4]
 
 
 class Producer:
