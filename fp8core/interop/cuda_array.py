@@ -35,12 +35,14 @@ class CudaArray(ExporterFramework):
         """Return a view of ``x``; `order_before` waits for the stream that ``x`` names, if it names one.
 
         Raises:
-            LayoutError: x has a mask, names stream 0 (which is ambiguous), or lacks fields of the interface.
+            LayoutError: x has a mask, names stream 0 (which is ambiguous), lacks fields of the interface, or has other
+                strides than one for each axis.
             DTypeError: the dtype is not float32, float16, uint8, int32 or int64.
         """
         with exported(x, name, WANTED):
             offer = x.__cuda_array_interface__
             pointer, shape, typestr = offer["data"][0] or 0, tuple(offer["shape"]), offer["typestr"]
+            steps = None if offer.get("strides") is None else tuple(offer["strides"])
         if offer.get("mask") is not None:
             raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
         if offer.get("stream") == 0:
@@ -48,9 +50,10 @@ class CudaArray(ExporterFramework):
         dtype = DTYPES.get(typestr)
         if dtype is None:
             raise refused_dtype(name, typestr)
+        if steps is not None and len(steps) != len(shape):
+            raise LayoutError(f"{name} needs a stride for each of {len(shape)} axes, got {steps}")
         itemsize = int(typestr[2:])
-        given = offer.get("strides")
-        strides = contiguous(shape) if given is None else in_elements(shape, tuple(given), itemsize, name)
+        strides = contiguous(shape) if steps is None else in_elements(shape, steps, itemsize, name)
         check_memory(pointer, shape, name)
         check_aligned(pointer, dtype, name)
         ordinal = device.current() if not pointer else ordinal_of(pointer)

@@ -79,6 +79,8 @@ def test_an_array_without_elements_has_no_address_and_is_on_the_current_device(l
         ({"typestr": ">f4"}, DTypeError, "got >f4"),
         ({"mask": [True] * 24}, LayoutError, "x needs a plain array, got a masked one"),
         ({"strides": (26, 4)}, LayoutError, "x needs strides of whole elements of 4 bytes"),
+        ({"strides": (4,)}, LayoutError, r"x needs a stride for each of 2 axes, got \(4,\)"),
+        ({"strides": 4}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: TypeError"),
         ({"data": (0x1002, False)}, LayoutError, "x needs elements at multiples of 4 bytes, got address 0x1002"),
         ({"data": (0, False)}, LayoutError, r"x needs memory, got address 0 for shape \(4, 6\)"),
         ({"stream": 0}, LayoutError, "x needs a stream that __cuda_array_interface__ has a number for, got 0"),
