@@ -10,6 +10,7 @@ NumPy, which is made to be right rather than fast; on a GPU its kernels are reco
 
 import argparse
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -88,12 +89,25 @@ def nbytes(layers: Layer) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(layers))
 
 
+def multiple_of(step: int) -> Callable[[str], int]:
+    """Return a type of argument: positive multiples of ``step``."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < 1 or value % step:
+            wanted = "whole number" if step == 1 else f"multiple of {step}"
+            raise argparse.ArgumentTypeError(f"needs a positive {wanted}, got {text}")
+        return value
+
+    return number
+
+
 def main() -> None:
     """Run the model in both dtypes, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=int, default=256, help=f"a multiple of {HEAD}")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--hidden", type=multiple_of(HEAD), default=256, help=f"a multiple of {HEAD}")
+    parser.add_argument("--layers", type=multiple_of(1), default=4)
+    parser.add_argument("--tokens", type=multiple_of(1), default=16)
     chosen = parser.parse_args()
     layers = random_layers(jax.random.key(0), chosen.layers, chosen.hidden)
     x = jax.random.normal(jax.random.key(1), (chosen.tokens, chosen.hidden), jnp.bfloat16)

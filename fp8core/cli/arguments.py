@@ -1,4 +1,4 @@
-"""The arguments and options that several commands for checkpoints share."""
+"""The arguments and options that several commands for checkpoints share, and the error about one of them."""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -23,3 +23,8 @@ UnscaledOption = Annotated[
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing file, or a folder that fp8core wrote.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="List what would happen to each tensor; write nothing.")]
+
+
+def bad_value(name: str, text: str) -> typer.BadParameter:
+    """Return the error about the value of an option or argument; its name is in quotes, as in errors of typer."""
+    return typer.BadParameter(text, param_hint=f"'{name}'")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fp8core.cli.arguments import bad_value
 from fp8core.cli.layers import ModelPath, Rows, SchemeName, Shapes, WideDtype, layers_asked
 from fp8core.cli.targets import GPUS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import Steps, count, line, warnings_as_lines
@@ -88,4 +89,4 @@ def _target(name: str | None) -> "Target":
     if name is None and device.count():
         return target_of(None)
     got = f"got {name!r}" if name else f"as there is no GPU here: {device.why_none()}"
-    raise typer.BadParameter(f"needs {targets_and_models(gpus=True)}, {got}", param_hint="--target")
+    raise bad_value("--target", f"needs {targets_and_models(gpus=True)}, {got}")

@@ -14,6 +14,7 @@ from fp8core.cli.arguments import (
     SplitExpertsOption,
     TargetArgument,
     UnscaledOption,
+    bad_value,
 )
 from fp8core.cli.numbers import whole_number
 from fp8core.cli.rewriting import rewrite
@@ -61,7 +62,7 @@ def convert(
     from fp8core.checkpoint import convert_checkpoint, plan_conversion
 
     if fn and fnuz:
-        raise typer.BadParameter("needs one of --fn and --fnuz, got both", param_hint="--fnuz")
+        raise bad_value("--fnuz", "needs one of --fn and --fnuz, got both")
     planned, done = rewrite(
         plan_conversion,
         convert_checkpoint,
@@ -90,7 +91,7 @@ def _pair(text: str) -> tuple[int, int]:
     rows, cols = (whole_number(part) for part in text.partition("x")[::2])
     if rows is None or cols is None:
         needed = "needs two numbers up to 2**31 - 1 such as 64x128"
-        raise typer.BadParameter(f"{needed}, got {text!r}", param_hint="--block")
+        raise bad_value("--block", f"{needed}, got {text!r}")
     return rows, cols
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, NamedTuple
 
 import typer
 
+from fp8core.cli.arguments import bad_value
 from fp8core.cli.numbers import whole_number
 from fp8core.cli.terminal import count, line
 
@@ -55,11 +56,11 @@ def layers_asked(model: Path | None, shapes: list[str] | None, rows: str | None,
     from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
 
     if model is None and not shapes:
-        raise typer.BadParameter("needs a model or --shapes, got neither", param_hint="MODEL")
+        raise bad_value("MODEL", "needs a model or --shapes, got neither")
     asked = [(m, LayerShape(n, k, scheme, weight_dtype=None)) for m, n, k in _shapes(shapes or [])]
     numbers = _numbers(ROWS if rows is None else rows, "--rows")
     if model is None and rows is not None:
-        raise typer.BadParameter("needs MODEL, as --shapes have numbers of rows, got none", param_hint="--rows")
+        raise bad_value("--rows", "needs MODEL, as --shapes have numbers of rows, got none")
     layers: dict[LayerShape, list[str]] = {}
     if model is not None:
         layers = layers_of(model, scheme)
@@ -72,7 +73,7 @@ def _shapes(texts: list[str]) -> Iterator[tuple[int, int, int]]:
     for text in texts:
         parts = text.lower().split("x")
         if len(parts) != 3:
-            raise typer.BadParameter(f"needs m x n x k as in 1,16x4096x4096, got {text!r}", param_hint="--shapes")
+            raise bad_value("--shapes", f"needs m x n x k as in 1,16x4096x4096, got {text!r}")
         rows, channels, shared = (_numbers(part, "--shapes") for part in parts)
         yield from ((m, n, k) for n in channels for k in shared for m in rows)
 
@@ -82,5 +83,5 @@ def _numbers(text: str, option: str) -> list[int]:
     numbers = [number for number in map(whole_number, parts) if number]
     if not parts or len(numbers) < len(parts):
         needed = "needs numbers from 1 to 2**31 - 1, separated by commas"
-        raise typer.BadParameter(f"{needed}, got {text!r}", param_hint=option)
+        raise bad_value(option, f"{needed}, got {text!r}")
     return numbers

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import typer
-
+from fp8core.cli.arguments import bad_value
 from fp8core.cli.terminal import Bar, interrupted, warnings_as_lines
 
 Planned = TypeVar("Planned")
@@ -39,6 +38,6 @@ def rewrite(
         with warnings_as_lines():
             return plan(source, target, **options), None
     if target is None:
-        raise typer.BadParameter("needs a file or folder to write, or --dry-run, got none", param_hint="TARGET")
+        raise bad_value("TARGET", "needs a file or folder to write, or --dry-run, got none")
     with interrupted(), warnings_as_lines(), Bar(doing) as advance:
         return None, run(source, target, **options, **allowed, progress=advance)

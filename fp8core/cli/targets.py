@@ -2,8 +2,7 @@
 
 from typing import Final
 
-import typer
-
+from fp8core.cli.arguments import bad_value
 from fp8core.ops.targets import TARGETS, target_of, targets_and_models
 from fp8core.problem import Target
 
@@ -21,5 +20,5 @@ def proven(target: Target) -> bool:
 def target_named(name: str) -> Target:
     """Return a device by name, which need not be present: it has the size of a common model of its architecture."""
     if name not in TARGETS:
-        raise typer.BadParameter(f"needs {targets_and_models()}, got {name!r}", param_hint="--target")
+        raise bad_value("--target", f"needs {targets_and_models()}, got {name!r}")
     return target_of(name)

@@ -105,6 +105,13 @@ def whole_numbers(x: Any) -> tuple[int, ...] | None:
     return known if len(known) == len(given) else None
 
 
+def ordered(x: Any) -> tuple[Any, ...]:
+    """Return the items of ``x``; raise TypeError for text, bytes, sets and mappings, which are no shapes."""
+    if isinstance(x, (str, bytes, bytearray, set, frozenset, dict)):
+        raise TypeError(f"{type(x).__name__} is not a sequence of items")
+    return tuple(x)
+
+
 def whole_number(x: Any) -> int | None:
     """Return a whole number as an int, otherwise None.
 

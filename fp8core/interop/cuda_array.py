@@ -6,15 +6,14 @@ from fp8core.errors import LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.dlpack_capsule import ExporterFramework, KeepAlive
 from fp8core.interop.frameworks import only_instance
-from fp8core.interop.names import type_name
+from fp8core.interop.names import exported
 from fp8core.interop.tensor import TensorView, bytes_reached, check_aligned, check_memory, in_elements, refused_dtype
 from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device, streams
 
 DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|u1": "uint8", "<i4": "int32", "<i8": "int64"}
 """The dtypes, by typestr, that the interface can express; bfloat16 and FP8 are not among them."""
-REFUSALS: Final = (AttributeError, KeyError, TypeError, ValueError, RuntimeError)
-"""What producers raise when they cannot offer the interface."""
+WANTED: Final = "an array with __cuda_array_interface__"
 
 
 class CudaArrayKeepAlive(KeepAlive):
@@ -36,15 +35,14 @@ class CudaArray(ExporterFramework):
         """Return a view of ``x``; `order_before` waits for the stream that ``x`` names, if it names one.
 
         Raises:
-            LayoutError: x has a mask, names stream 0 (which is ambiguous), or lacks fields of the interface.
+            LayoutError: x has a mask, names stream 0 (which is ambiguous), lacks fields of the interface, or has other
+                strides than one for each axis.
             DTypeError: the dtype is not float32, float16, uint8, int32 or int64.
         """
-        try:
+        with exported(x, name, WANTED):
             offer = x.__cuda_array_interface__
             pointer, shape, typestr = offer["data"][0] or 0, tuple(offer["shape"]), offer["typestr"]
-        except REFUSALS as error:
-            got = f"{type_name(x)}: {error!r}"
-            raise LayoutError(f"{name} needs an array with __cuda_array_interface__, got {got}") from error
+            steps = None if offer.get("strides") is None else tuple(offer["strides"])
         if offer.get("mask") is not None:
             raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
         if offer.get("stream") == 0:
@@ -52,9 +50,10 @@ class CudaArray(ExporterFramework):
         dtype = DTYPES.get(typestr)
         if dtype is None:
             raise refused_dtype(name, typestr)
+        if steps is not None and len(steps) != len(shape):
+            raise LayoutError(f"{name} needs a stride for each of {len(shape)} axes, got {steps}")
         itemsize = int(typestr[2:])
-        given = offer.get("strides")
-        strides = contiguous(shape) if given is None else in_elements(tuple(given), itemsize, name)
+        strides = contiguous(shape) if steps is None else in_elements(shape, steps, itemsize, name)
         check_memory(pointer, shape, name)
         check_aligned(pointer, dtype, name)
         ordinal = device.current() if not pointer else ordinal_of(pointer)
@@ -79,7 +78,9 @@ class CudaArray(ExporterFramework):
 
     def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` says that it is read-only."""
-        if x.__cuda_array_interface__["data"][1]:
+        with exported(x, name, WANTED):
+            read_only = x.__cuda_array_interface__["data"][1]
+        if read_only:
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
 
 

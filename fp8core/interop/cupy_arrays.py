@@ -34,7 +34,7 @@ class Cupy(Framework):
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of a cupy.ndarray."""
         memory = x.data
-        strides = in_elements(x.strides, x.itemsize, name)
+        strides = in_elements(x.shape, x.strides, x.itemsize, name)
         dtype = numpy_arrays.dtype_of(x.dtype, name)
         check_memory(memory.ptr, x.shape, name)
         check_aligned(memory.ptr, dtype, name)

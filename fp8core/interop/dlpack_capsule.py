@@ -11,15 +11,11 @@ from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
 from fp8core.interop.dlpack_views import target_of, view_of
 from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.launch_streams import LaunchStream
-from fp8core.interop.names import type_name
+from fp8core.interop.names import exported
 from fp8core.interop.tensor import Result, TensorView
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import passed_query, releases
-
-REFUSALS: Final = (BufferError, RuntimeError, ValueError, TypeError)
-"""What producers raise when they cannot export."""
-
 
 _EXPORTING: Final = ForkSafeLock()
 """Only one capsule of a GPU's memory is made or dropped at a time. XLA's GPU plug-ins keep the exports of an array in a
@@ -145,7 +141,7 @@ class DLPackExporters(ExporterFramework):
 
         No other stream waits: if that of the launch is being captured, a wait of the default one would end the capture.
         """
-        try:
+        with exported(x, name, "an array that exports itself by DLPack"):
             kind, ordinal = (int(part) for part in x.__dlpack_device__())
             target = target_of(kind, ordinal, name)
             held: Export | KeepAlive
@@ -162,11 +158,6 @@ class DLPackExporters(ExporterFramework):
                 raise BufferError(
                     f"it reports {dlpack.DEVICES[kind]}, but exports memory of {dlpack.DEVICES[found.device_type]}"
                 )
-        except REFUSALS as error:
-            if isinstance(error, DeviceError):
-                raise
-            got = f"{type_name(x)}: {error}"
-            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {got}") from error
         return view_of(found, target, self, x, name, held)
 
     def order_before(self, view: TensorView, stream: int, owner: object = None) -> None:
@@ -178,11 +169,10 @@ class DLPackExporters(ExporterFramework):
 
     def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be; no stream waits."""
-        try:
+        with exported(x, name, "a writable array that exports itself by DLPack"):
             made = Export(x, None if x.__dlpack_device__()[0] in dlpack.HOST_DEVICES else UNORDERED)
-        except REFUSALS as error:
-            raise LayoutError(f"{name} needs a writable array that exports itself by DLPack, got {error}") from error
-        if made.read().read_only:
+            read_only = made.read().read_only
+        if read_only:
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
 
 

@@ -12,7 +12,7 @@ from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.dlpack_views import target_of, view_of
 from fp8core.interop.frameworks import Framework, only_instance
-from fp8core.interop.names import type_name
+from fp8core.interop.names import exported
 from fp8core.interop.tensor import Result, TensorView, refused_gaps
 from fp8core.problem import HOST, Target
 
@@ -39,6 +39,12 @@ class _Api(ctypes.Structure):
         ("read", ctypes.c_void_p),
         ("stream", ctypes.c_void_p),
     )
+
+
+def is_offered(cls: type) -> bool:
+    """Return whether a type offers the table: a type may set the attribute to None, or have a property of that name."""
+    is_valid: Any = ctypes.pythonapi.PyCapsule_IsValid
+    return bool(is_valid(ctypes.py_object(getattr(cls, "__dlpack_c_exchange_api__", None)), _CAPSULE))
 
 
 class Exchange(Framework):
@@ -72,13 +78,17 @@ class Exchange(Framework):
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of ``x``; nothing is copied, and no stream waits."""
-        try:
+        with exported(x, name, "an array that exports itself by DLPack"):
             found, held = self._content(x)
-        except (BufferError, RuntimeError, ValueError, TypeError) as error:
-            got = f"{type_name(x)}: {error}"
-            raise LayoutError(f"{name} needs an array that exports itself by DLPack, got {got}") from error
         target = target_of(found.device_type, found.device_id, name)
         return view_of(found, target, self, x, name, held)
+
+    def check_writable(self, x: Any, name: str) -> None:
+        """Raise LayoutError if ``x`` is marked read-only: only managed tensors have flags. No stream waits."""
+        with exported(x, name, "a writable array that exports itself by DLPack"):
+            read_only = _Held(self._from_object, x).managed.flags & dlpack.READ_ONLY
+        if read_only:
+            raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")
 
     def _content(self, x: Any) -> tuple[dlpack.Content, object]:
         if self._read is not None:

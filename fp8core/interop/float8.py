@@ -1,10 +1,12 @@
 """FP8 arrays for frameworks without the dtype, and a DLPack export that gives bytes another dtype."""
 
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
+from fp8core.interop.float8_values import code_of, equal
 from fp8core.interop.frameworks import framework_of
 from fp8core.interop.names import Operand, dtype_name, type_name
 from fp8core.interop.scalars import scalar
@@ -57,7 +59,8 @@ class Float8Array(DLPackView):
     makes a ``jax.Array``.
 
     ``q == other`` compares values element by element with a number or another array of its dtype, as NumPy does: NaN
-    equals nothing, and -0 equals 0. There is no ``astype``: `fp8core.dequantize` converts, and also takes the scale.
+    equals nothing, and -0 equals 0; ``value in q`` tells whether any element is equal. There is no ``astype``:
+    `fp8core.dequantize` converts, and also takes the scale.
 
     Args:
         codes: a uint8 array of NumPy or CuPy, one byte per element. Arrays of other libraries without FP8, such as
@@ -189,17 +192,34 @@ class Float8Array(DLPackView):
         if isinstance(other, Float8Array):
             if other._dtype != self._dtype or other._on_gpu != self._on_gpu:
                 return NotImplemented
-            return _equal(self._array, other._array, self._dtype)
+            return equal(self._array, other._array, self._dtype)
         number = scalar(other)
         if number is None:
             return NotImplemented
-        code = _code_of(number, self._dtype) if number == other else None  # the float of 10**400 is infinity
-        return self._array != self._array if code is None else _equal(self._array, code, self._dtype)
+        code = code_of(number, self._dtype) if number == other else None  # the float of 10**400 is infinity
+        return self._array != self._array if code is None else equal(self._array, code, self._dtype)
 
     def __ne__(self, other: object) -> Any:
         """Compare values element by element; return an array of bool. NaN differs from everything."""
-        equal = self.__eq__(other)
-        return equal if equal is NotImplemented else ~equal
+        same = self.__eq__(other)
+        return same if same is NotImplemented else ~same
+
+    def __contains__(self, value: object) -> bool:
+        """Return whether ``self == value`` holds for any element, as NumPy does. Waits for a GPU."""
+        same = self == value
+        return bool(same.any()) if hasattr(same, "any") else same
+
+    def __bool__(self) -> bool:
+        """Return whether the only element is not 0; raise ValueError if there is another number of them, as NumPy."""
+        if self.size != 1:
+            raise ValueError(
+                f"the truth value of {self.size} elements is ambiguous: compare them, and take any() or all()"
+            )
+        return self.item() != 0
+
+    def __iter__(self) -> Iterator["Float8Array"]:
+        """Return an iterator over the parts along the first axis; raise TypeError if there is no axis."""
+        return map(self.__getitem__, range(len(self)))
 
     __hash__ = None  # type: ignore[assignment]  # unhashable, as == compares elements
 
@@ -287,22 +307,3 @@ def _own(codes: Any) -> Any:
 
         return np.from_dlpack(codes)
     return device.cupy().from_dlpack(codes)
-
-
-def _equal(codes: Any, others: Any, dtype: str) -> Any:
-    """Return where codes (two arrays, or an array and a number) have equal values, by their bits: CuPy has no FP8."""
-    known = FORMATS.get(dtype)
-    if known is None or known.fnuz:  # one NaN, and at most one zero
-        return (codes == others) & (codes != (0xFF if known is None else known.nan))
-    largest = 0x7C if known.mantissa == 2 else 0x7E  # infinity; e4m3fn has none
-    return ((codes == others) & ((codes & 0x7F) <= largest)) | (((codes | others) & 0x7F) == 0)
-
-
-def _code_of(number: float, dtype: str) -> int | None:
-    """Return a code of this value, or None if the format cannot represent it."""
-    import ml_dtypes
-    import numpy as np
-
-    values = np.arange(256, dtype=np.uint8).view(getattr(ml_dtypes, dtype)).astype(np.float64)
-    found = np.flatnonzero(values == number)
-    return int(found[0]) if found.size else None

@@ -238,8 +238,7 @@ def _find(cls: type) -> Framework | None:
     if hasattr(cls, "__dlpack_c_exchange_api__"):
         from fp8core.interop import dlpack_exchange
 
-        exchange = dlpack_exchange.framework(cls)
-        if exchange.allocates:
+        if dlpack_exchange.is_offered(cls) and (exchange := dlpack_exchange.framework(cls)).allocates:
             return exchange
     if hasattr(cls, "__dlpack__") and hasattr(cls, "__dlpack_device__"):
         from fp8core.interop import dlpack_capsule

@@ -1,9 +1,10 @@
 """Names of operands, types and dtypes: a dtype of any framework becomes one string, such as ``float8_e4m3fn``."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Self
 
-from fp8core.errors import DTypeError
+from fp8core.errors import DeviceError, DTypeError, LayoutError
 from fp8core.problem import ITEMSIZE
 
 _NAMES: Final = {name: name for name in ITEMSIZE}
@@ -31,6 +32,23 @@ class ScaleOperand(Operand):
 def type_name(x: object) -> str:
     """Return the name of an operand's type, for error messages."""
     return f"{type(x).__module__}.{type(x).__qualname__}"
+
+
+@contextmanager
+def exported(x: object, name: str, wanted: str) -> Iterator[None]:
+    """Name the operand ``x`` in whatever its producer raises: code of others, which may fail in any way.
+
+    Raises:
+        LayoutError: the producer failed; its error is the cause.
+        DeviceError, MemoryError: as they are, since another array would not help.
+    """
+    try:
+        yield
+    except (DeviceError, MemoryError):
+        raise
+    except Exception as error:
+        got = f"{type_name(x)}: {type(error).__name__}: {error}"
+        raise LayoutError(f"{name} needs {wanted}, got {got}") from error
 
 
 def function_name(x: object) -> str:

@@ -67,7 +67,7 @@ class Numpy(Framework):
         if isinstance(x, np.ma.MaskedArray):
             raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
         dtype = dtype_of(x.dtype, name)
-        strides = in_elements(x.strides, x.itemsize, name)
+        strides = in_elements(x.shape, x.strides, x.itemsize, name)
         pointer = x.ctypes.data
         check_aligned(pointer, dtype, name)
         return TensorView(pointer, dtype, x.shape, strides, HOST, self, x)

@@ -78,16 +78,16 @@ def strides_or_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | Non
     return dlpack.contiguous(shape) if strides is None else strides
 
 
-def in_elements(strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int, ...]:
-    """Convert strides from bytes to elements.
+def in_elements(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int, name: str) -> tuple[int, ...]:
+    """Convert strides from bytes to elements; that of an axis of one element has no meaning.
 
     Raises:
         LayoutError: they are not multiples of the element size, as in a field of a structured array.
     """
     if itemsize == 1:
         return strides
-    for stride in strides:
-        if stride % itemsize:
+    for extent, stride in zip(shape, strides, strict=True):
+        if stride % itemsize and extent > 1:
             raise LayoutError(f"{name} needs strides of whole elements of {itemsize} bytes, got {strides} bytes")
     return tuple(stride // itemsize for stride in strides)
 

@@ -33,7 +33,7 @@ from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
 from fp8core.ops.shards import EXPAND_CALLS, REQUANTIZE_CALLS
 from fp8core.problem import BLOCK, ITEMSIZE, Target
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
-from fp8core.w8a8.calls import VARIANTS
+from fp8core.w8a8.operations import VARIANTS
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "quantize": QUANTIZE_CALLS,

@@ -86,7 +86,7 @@ def requantize_with_max_scale(
 
 def _widths(logical_widths: Any) -> tuple[int, ...]:
     try:
-        widths = tuple(checks.as_int(width) for width in logical_widths)
+        widths = tuple(checks.as_int(width) for width in checks.ordered(logical_widths))
     except TypeError as error:
         raise ShapeError(f"logical_widths needs whole numbers, got {logical_widths!r}") from error
     if any(width < 0 for width in widths) or sum(widths) > MOST_ROWS:

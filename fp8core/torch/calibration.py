@@ -156,7 +156,8 @@ def calibrate(
 def _check_batches(batches: object) -> None:
     if isinstance(batches, Mapping):
         raise ScaleError("batches needs an iterable of batches, got a mapping, which is one batch: pass a list of it")
-    if not any(hasattr(batches, one) for one in ("__iter__", "__getitem__")):  # a Dataset of torch has only the latter
+    items = ("__iter__", "__getitem__")  # a Dataset of torch has only the latter
+    if isinstance(batches, str | bytes) or not any(hasattr(batches, one) for one in items):
         raise ScaleError(f"batches needs an iterable of batches, got {type(batches).__name__}")
 
 

@@ -24,7 +24,7 @@ from fp8core.runtime import device
 from fp8core.torch.histories import HISTORIES
 from fp8core.torch.schemas import OPERATORS, Operator, Overload
 from fp8core.torch.unbacked import extents, known
-from fp8core.w8a8.calls import VARIANTS
+from fp8core.w8a8.operations import VARIANTS
 
 LIBRARY: Final[Any] = torch.library.Library("fp8core", "DEF")  # type: ignore[no-untyped-call]
 """Keeps the operators defined."""

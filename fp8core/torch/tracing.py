@@ -22,7 +22,6 @@ from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.torch.operators import OPERATIONS, OVERLOADS, declared, tracing
 from fp8core.torch.schemas import OPERATORS, Operator, Overload, fixed
-from fp8core.w8a8 import calls
 
 FUNCTIONS: Final = (
     ops.quantize,
@@ -44,10 +43,10 @@ FUNCTIONS: Final = (
     ops.all_close_1d,
     quantize_by,
     product_by,
-    calls.scaled_fp8_quant,
-    calls.cutlass_w8a8_scaled_mm,
-    calls.rocm_per_tensor_w8a8_scaled_mm,
-    calls.Fp8LinearOp.apply,
+    w8a8.scaled_fp8_quant,
+    w8a8.cutlass_w8a8_scaled_mm,
+    w8a8.rocm_per_tensor_w8a8_scaled_mm,
+    w8a8.Fp8LinearOp.apply,
 )
 CONSTANTS: Final = (
     w8a8.cutlass_fp8_supported,

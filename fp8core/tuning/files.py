@@ -59,7 +59,7 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
         The path of the file.
 
     Raises:
-        TypeError: ``tunings`` holds something other than tunings.
+        TypeError: ``path`` is no path, or ``tunings`` is no iterable of tunings.
         OSError: the file cannot be read or written. It is unchanged.
         TuningError: the file holds something other than tunings. It is unchanged.
 
@@ -74,11 +74,8 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
         ...     fp8core.load_tunings(path)  # nothing was tuned
         ()
     """
-    given = tunings_file() if path is None else Path(path)
-    fresh = list(APPLIED.values()) if tunings is None else list(tunings)
-    for tuning in fresh:
-        if not isinstance(tuning, Tuning):
-            raise TypeError(f"tunings needs objects of the class Tuning, got {type_name(tuning)}")
+    given = _path(path)
+    fresh = list(APPLIED.values()) if tunings is None else _listed(tunings)
     with _opened(given) as (file, before, locked):
         kept = {tuning.key: tuning for tuning in (*before.tunings, *fresh)}
         if locked:
@@ -87,6 +84,24 @@ def save_tunings(path: str | os.PathLike[str] | None = None, tunings: Iterable[T
     if before.damaged:
         _warn(f"removed {_lines(before.damaged)} of {given} that held no tuning")
     return given
+
+
+def _path(path: str | os.PathLike[str] | None) -> Path:
+    try:
+        return tunings_file() if path is None else Path(path)
+    except TypeError as error:
+        raise TypeError(f"path needs a str or an os.PathLike, got {type_name(path)}") from error
+
+
+def _listed(tunings: Iterable[Tuning]) -> list[Tuning]:
+    try:
+        listed = list(tunings)
+    except TypeError as error:
+        raise TypeError(f"tunings needs an iterable of tunings, got {type_name(tunings)}") from error
+    for tuning in listed:
+        if not isinstance(tuning, Tuning):
+            raise TypeError(f"tunings needs objects of the class Tuning, got {type_name(tuning)}")
+    return listed
 
 
 def check_writable(path: Path) -> None:
@@ -142,6 +157,7 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
         The tunings that are used here.
 
     Raises:
+        TypeError: ``path`` is no path.
         OSError: the file cannot be read. Only the one in the user's data folder may be missing.
 
     Warns:
@@ -153,7 +169,7 @@ def load_tunings(path: str | os.PathLike[str] | None = None) -> tuple[Tuning, ..
         Traceback (most recent call last):
         FileNotFoundError: [Errno 2] No such file or directory: '/nowhere/tunings.jsonl'
     """
-    given = tunings_file() if path is None else Path(path)
+    given = _path(path)
     try:
         _check_home(given)
         found = _read(given)

@@ -19,16 +19,16 @@ from fp8core.ops import (
     per_tensor_dequantize,
     requantize_with_max_scale,
 )
-from fp8core.w8a8.calls import (
-    Fp8LinearOp,
+from fp8core.w8a8.layer import Fp8LinearOp
+from fp8core.w8a8.products import (
     cutlass_w8a8_scaled_mm,
     dispatch_w8a8_scaled_mm,
     rocm_per_tensor_w8a8_scaled_mm,
-    scaled_fp8_quant,
     torch_channelwise_w8a8_scaled_mm,
     torch_per_tensor_w8a8_scaled_mm,
     torch_per_token_w8a8_scaled_mm,
 )
+from fp8core.w8a8.quantization import scaled_fp8_quant
 
 __all__ = [
     "CUTLASS_BLOCK_FP8_SUPPORTED",

@@ -234,9 +234,10 @@ def test_a_dry_run_on_a_terminal_is_a_table(capsys, monkeypatch, source):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--fn", "--fnuz"], "needs one of --fn and --fnuz, got both"),
-        (["--to", "deepseek", "--block", f"{'9' * 5000}x128"], "needs two numbers up to 2**31 - 1 such as 64x128"),
-        ([], "needs a file or folder to write, or --dry-run, got none"),
+        (["--fn", "--fnuz"], "Invalid value for '--fnuz': needs one of --fn and --fnuz, got both"),
+        (["--to", "deepseek", "--block", f"{'9' * 5000}x128"], "'--block': needs two numbers up to 2**31 - 1 such as"),
+        (["--to", "bfloat16"], "Invalid value for '--to': "),
+        ([], "Invalid value for 'TARGET': needs a file or folder to write, or --dry-run, got none"),
     ],
 )
 def test_arguments_that_cannot_be_meant_have_status_2(fp8core_, tmp_path, source, arguments, said):

@@ -62,7 +62,7 @@ NUMBERS = {
     "logical_widths": (
         lambda n: fp8core.requantize_with_max_scale(CODES.copy(), 1.0, n),
         fp8core.ShapeError,
-        [[128.5, 127.5], ["a"], None, 5, [[256]]],
+        [[128.5, 127.5], ["a"], None, 5, [[256]], {100, 156}, {100: 1, 156: 1}, b"\x80\x80", {256}],
     ),
     "out": (lambda n: fp8core.quantize(X, out=n), fp8core.ShapeError, [(), (CODES,), (CODES, None, None)]),
 }

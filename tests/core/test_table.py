@@ -1,5 +1,6 @@
 """Tables of kernels: requirements, preferences and what nobody can tell, apart from one another."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,7 +13,16 @@ import pytest
 
 import fp8core
 from fp8core.errors import UnsupportedProblemError
+from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
+from fp8core.kernels.gemm.table import SCALED_MM
+from fp8core.kernels.grouped.table import GROUPED_MM
+from fp8core.kernels.linear.table import LINEAR
+from fp8core.kernels.moe import MOE_PERMUTE
+from fp8core.kernels.quantize import QUANTIZE
+from fp8core.problem import HOST
 from fp8core.table import COLUMNS, Choice, Kernel, Refusal, Requirement, Table, Unknown
+from support import problems
+from support.targets import TARGETS
 from support.threads import in_time
 
 
@@ -60,6 +70,27 @@ def test_a_check_returns_its_kind():
     assert isinstance(EVEN.check(Problem(3)), Refusal)
     assert EVEN.check(Problem(3)) == "needs m that is even, got m=3"
     assert isinstance(ASKED.check(Problem(3, here=False)), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("table", "some"),
+    [
+        (SCALED_MM, problems.scaled_mm),
+        (SCALED_MM, problems.unaligned),
+        (GROUPED_MM, problems.grouped_mm),
+        (LINEAR, problems.linear),
+        (QUANTIZE, problems.quantize),
+        (NORM_QUANTIZE, problems.norm_quantize),
+        (SILU_QUANTIZE, problems.silu_quantize),
+        (MOE_PERMUTE, problems.moe_permute),
+    ],
+    ids=lambda x: getattr(x, "__name__", ""),
+)
+def test_what_a_kernel_needs_is_said_with_what_it_got(table, some):
+    for target in (*TARGETS, HOST):
+        for problem, kernel in itertools.product(some(target), table.kernels):
+            reason = kernel.refusal(problem) or kernel.reservation(problem) or ""
+            assert "needs " not in reason or ", got " in reason, kernel.name
 
 
 def test_candidates_are_all_that_are_able_the_default_first():

@@ -120,6 +120,7 @@ ODD_N = {"n": 4097, "ldo": 4097}
     ("arch", "changes", "words"),
     [
         (90, {}, "needs k, addresses or rows that are not multiples of 16 bytes"),
+        (89, {"codes_alignment": 16, "out_alignment": 8}, "got k=4096 n=4096 with codes aligned to 16 and out to 8"),
         (90, ODD_N, "needs k, addresses or rows that are not multiples of 16 bytes"),  # sm90_tiled stores such rows
         (90, {"k": 0, "alignment": 8}, "needs k > 0 and n >= 8, got k=0 n=4096"),
         (89, {"n": 7, "ldo": 7}, "needs k > 0 and n >= 8, got k=4096 n=7"),

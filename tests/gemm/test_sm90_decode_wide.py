@@ -10,7 +10,8 @@ from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned, in_few_
 from fp8core.kernels.gemm.sm90.decode_unaligned_config import panel_of
 from fp8core.kernels.gemm.sm90.residues import phases_of
 from fp8core.kernels.gemm.table import COPIES, SCALED_MM
-from gemm.test_sm90_decode_unaligned import CUT_OFF, FN, MODES, operands, problem  # noqa: F401
+from gemm.test_sm90_decode_unaligned import FN, problem
+from gemm.test_sm90_decode_unaligned_gpu import CUT_OFF, MODES, operands  # noqa: F401
 
 SCALES = [("row", "row"), ("group", "block"), ("group", "group")]
 

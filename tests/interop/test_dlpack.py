@@ -10,14 +10,15 @@ from unittest.mock import Mock
 
 import pytest
 
+import fp8core
 from fp8core import interop
 from fp8core.errors import BackendError, DTypeError, LayoutError
-from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
+from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange, frameworks
 from fp8core.interop.dlpack_views import target_of
 from fp8core.ops.layer_weight import aligned_rows
 from fp8core.problem import HOST, ITEMSIZE
 from fp8core.runtime import device
-from support.host_arrays import codes
+from support.host_arrays import codes, exporter
 from support.targets import H200, MI300
 
 # DLPack
@@ -183,6 +184,39 @@ def test_a_table_that_fails_leaves_nothing_behind(table, monkeypatch):
     assert len(deleted) == 2
 
 
+def test_a_read_only_array_of_the_table_is_refused_before_anything_is_written(table, monkeypatch):
+    torch = pytest.importorskip("torch")
+
+    class Unknown(torch.Tensor):
+        pass
+
+    monkeypatch.setitem(frameworks._FOUND, Unknown, table)
+    real, deleted, delete = table._from_object, [], dlpack_exchange._delete
+    monkeypatch.setattr(dlpack_exchange, "_delete", lambda *made: (deleted.append(made), delete(*made)))
+
+    def marked(x, address):
+        status = real(x, address)
+        dlpack.ManagedVersioned.from_address(address._obj.value).flags |= flags
+        return status
+
+    monkeypatch.setattr(table, "_from_object", marked)
+    memory = torch.full((32,), 0x38, dtype=torch.uint8).as_subclass(Unknown)
+    q, out = memory[:6].view(2, 3).view(torch.float8_e4m3fn), torch.zeros(2, 3).as_subclass(Unknown)
+    flags = dlpack.READ_ONLY
+    with pytest.raises(LayoutError, match="out needs to be writable, got a read-only Unknown"):
+        fp8core.dequantize(q, 2.0, out=out)
+    assert not out.any()
+    flags = 2
+    assert fp8core.dequantize(q, 2.0, out=out) is out
+    assert bool((out == 2).all())
+    with pytest.raises(LayoutError, match="out needs memory of its own, got an array that overlaps q"):
+        fp8core.dequantize(q, 1.0, out=memory[4:28].view(torch.float32).view(2, 3))
+    assert len(deleted) == 3
+    monkeypatch.setattr(table, "_from_object", lambda x, address: -1)
+    with pytest.raises(LayoutError, match=r"out needs a writable array that .*Unknown: BufferError: .*failed with"):
+        table.check_writable(out, "out")
+
+
 def test_the_table_refuses_gaps_and_what_it_does_not_know(table):
     torch = pytest.importorskip("torch")
     with pytest.raises(LayoutError, match="of torch needs elements without gaps, got"):
@@ -246,6 +280,14 @@ def test_a_type_that_offers_the_table_is_read_through_it():
     framework = interop.framework_of(Unknown)
     assert isinstance(framework, dlpack_exchange.Exchange)
     assert framework.name == __name__.partition(".")[0]
+
+
+@pytest.mark.parametrize("offered", [None, property(lambda self: pytest.fail("it is read")), "table"], ids=str)
+def test_what_is_no_table_is_not_read(offered):
+    """The error of Python about a capsule named no operand."""
+    x = exporter((2, 3), "float32")
+    other = type("Other", (type(x),), {"__dlpack_c_exchange_api__": offered})(x.array, x.dtype)
+    assert interop.view(other, "x")[:4] == interop.view(x, "x")[:4]
 
 
 class Producer:

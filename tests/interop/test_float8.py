@@ -209,6 +209,25 @@ def test_what_is_nothing_of_its_kind_is_not_equal():
         hash(q)
 
 
+@pytest.mark.parametrize("make", [codes, codes_on_gpu])
+def test_membership_truth_and_iteration_are_numpys(make):
+    q = Float8Array(make(), "float8_e4m3fn")
+    values = np.asarray(q.codes).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+    for number in (0, -0.0, 1, 1.01, -448, float("nan"), np.float32(0.5)):
+        assert (number in q) is bool(number in values), number
+    assert q[2] in q
+    for other in (None, "q", [1.0], q.view("float8_e5m2")):
+        assert other not in q
+    for one in (q[:1, :1], q[0, 5:6], q.reshape(-1)[:1].reshape(())):
+        assert bool(one) is bool(one.item())
+    for none in (q, q[:0], q[0, :2]):
+        with pytest.raises(ValueError, match=rf"the truth value of {none.size} elements is ambiguous"):
+            bool(none)
+    np.testing.assert_array_equal([row.codes for row in q], q.codes)
+    with pytest.raises(TypeError, match="unsized"):
+        iter(q[:1, :1].reshape(()))
+
+
 def test_copies_and_numbers_of_it():
     q = Float8Array(codes().T[::2], "float8_e5m2")
     made = q.copy()

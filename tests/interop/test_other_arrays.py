@@ -79,10 +79,13 @@ def test_an_array_without_elements_has_no_address_and_is_on_the_current_device(l
         ({"typestr": ">f4"}, DTypeError, "got >f4"),
         ({"mask": [True] * 24}, LayoutError, "x needs a plain array, got a masked one"),
         ({"strides": (26, 4)}, LayoutError, "x needs strides of whole elements of 4 bytes"),
+        ({"strides": (4,)}, LayoutError, r"x needs a stride for each of 2 axes, got \(4,\)"),
+        ({"strides": 4}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: TypeError"),
         ({"data": (0x1002, False)}, LayoutError, "x needs elements at multiples of 4 bytes, got address 0x1002"),
         ({"data": (0, False)}, LayoutError, r"x needs memory, got address 0 for shape \(4, 6\)"),
         ({"stream": 0}, LayoutError, "x needs a stream that __cuda_array_interface__ has a number for, got 0"),
         ({"data": "left out"}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: KeyError"),
+        ({"data": ()}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: IndexError"),
     ],
 )
 def test_what_kernels_cannot_read_is_refused(log, fields, error, words):
@@ -171,6 +174,21 @@ def test_an_array_of_cupy_is_seen_where_its_memory_is(cupy_framework, cut):
     assert seen[:5] == (array.ctypes.data, "float32", array.shape, steps, TARGET)
     pointer, rest = cupy_framework.signature(of_cupy(array))
     assert (pointer, rest) == (array.ctypes.data, (array.dtype, array.shape, array.strides, TARGET.device))
+
+
+@pytest.mark.parametrize("step", [0, -1, 3, 26, 1 << 40, -(1 << 40) - 2])
+def test_the_stride_of_an_axis_of_one_element_has_no_meaning(cupy_framework, step):
+    row = np.arange(8, dtype=np.float32)
+    for shape, steps in (((1, 8), (step, 4)), ((8, 1), (4, step)), ((1, 2, 4), (step, 16, 4))):
+        x = np.lib.stride_tricks.as_strided(row, shape, steps)
+        of_numba = OfNumba(x, strides=x.strides)
+        for seen in (interop.view(x, "x"), cupy_framework.view(of_cupy(x), "x"), interop.view(of_numba, "x")):
+            assert seen[:3] == (row.ctypes.data, "float32", shape)
+            strides = [stride for stride, extent in zip(seen.strides, shape, strict=True) if extent > 1]
+            assert strides == [by // 4 for by, extent in zip(steps, shape, strict=True) if extent > 1]
+        got, want = fp8core.quantize(x), fp8core.quantize(row.reshape(shape))
+        np.testing.assert_array_equal(got.data.view(np.uint8), want.data.view(np.uint8))
+        np.testing.assert_array_equal(got.scale, want.scale)
 
 
 @pytest.mark.parametrize(("pointer", "words"), [(0, "x needs memory"), (0x1002, "x needs elements at multiples of 4")])

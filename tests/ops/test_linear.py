@@ -93,6 +93,12 @@ def test_few_elements_take_one_launch(static):
             "shared memory",
             "overlapped",
         ),
+        (
+            (48, 640, 512),
+            {"static": True, "target": H200._replace(multiprocessors=264)},
+            "got one of sm90_decode_rows for 48 x 512",
+            "sequential",
+        ),
         ((16, 4096, 4096), {}, "elements", "overlapped"),
         ((1, 4096, 4096), {"x": "float32"}, "float32", "overlapped"),
         ((1, 4096, 4096), {"alignment": 8}, "aligned to 8", "overlapped"),

@@ -143,6 +143,19 @@ def test_what_is_no_tuning_is_refused_before_a_folder_is_made(stub, tmp_path, wr
     assert not path.parent.exists()
 
 
+def test_arguments_of_other_types_are_refused_by_name_before_a_folder_is_made(stub, monkeypatch, tmp_path):
+    one = timed(PROBLEM, SECOND)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    for wrong in (one, 1, 2.5):
+        with pytest.raises(TypeError, match=rf"^tunings needs an iterable of tunings, got .*{type(wrong).__name__}$"):
+            save_tunings(tmp_path / "new" / "x", wrong)
+    for wrong in ([one], one, 1, b"x"):
+        for call in (save_tunings, load_tunings):
+            with pytest.raises(TypeError, match=rf"^path needs a str or an os.PathLike, got .*{type(wrong).__name__}$"):
+                call(wrong)
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_file_without_a_whole_line_is_still_one_of_tunings(stub, tmp_path):
     found = written(tmp_path / "y")
     path = tmp_path / "x"

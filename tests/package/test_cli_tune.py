@@ -172,7 +172,7 @@ def test_a_terminal_has_a_bar(fp8core_, monkeypatch):
         (("--shapes", "1x2147483648x2"), "separated by commas, got '2147483648'"),
         (("--shapes", f"{'9' * 5000}x2x2"), "separated by commas, got '999"),
         (("--shapes", "1x2x2", "--rows", "9" * 5000), "separated by commas, got '999"),
-        (("--shapes", "1x2x2", "--rows", "16"), "--rows: needs MODEL, as --shapes have numbers of rows, got none"),
+        (("--shapes", "1x2x2", "--rows", "16"), "'--rows': needs MODEL, as --shapes have numbers of rows, got none"),
         (("--shapes", "ax2x2"), "got 'a'"),
     ],
 )

@@ -104,6 +104,28 @@ PROGRAMS = Path(__file__).resolve().parents[2] / "examples"
 
 
 @pytest.mark.parametrize(
+    ("program", "option", "given", "needs"),
+    [
+        *[("mixture_of_experts", name, 0, "a positive whole number") for name in ("--tokens", "--experts", "--each")],
+        ("mixture_of_experts", "--tokens", -1, "a positive whole number"),
+        ("mixture_of_experts", "--each", 9, "at most as many as --experts, 8"),
+        ("mixture_of_experts", "--hidden", 64, "a positive multiple of 128"),
+        ("mixture_of_experts", "--inner", 0, "a positive multiple of 64"),
+        *[("jax_layer", name, 0, "a positive whole number") for name in ("--tokens", "--layers")],
+        ("jax_layer", "--hidden", 100, "a positive multiple of 64"),
+    ],
+)
+def test_sizes_for_which_a_program_has_no_result_are_refused(program, option, given, needs, monkeypatch, capsys):
+    if program == "jax_layer":
+        pytest.importorskip("jax")
+    path = str(PROGRAMS / f"{program}.py")
+    monkeypatch.setattr("sys.argv", [path, option, str(given)])
+    with pytest.raises(SystemExit, match="2"):
+        runpy.run_path(path, run_name="__main__")
+    assert capsys.readouterr().err.endswith(f"error: argument {option}: needs {needs}, got {given}\n")
+
+
+@pytest.mark.parametrize(
     "framework",
     ["numpy", "torch", "jax", *(pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch", "jax"))],
 )

@@ -144,7 +144,7 @@ def test_methods_of_calibration_that_are_none(options, words):
         calibrate(nn.Sequential(nn.Linear(8, 8)), [torch.ones(1, 8)], **options)
 
 
-@pytest.mark.parametrize("batches", [None, 5, len], ids=repr)
+@pytest.mark.parametrize("batches", [None, 5, len, "one text", b"12"], ids=repr)
 def test_what_holds_no_batches_is_refused(batches):
     got = type(batches).__name__
     with pytest.raises(ScaleError, match=f"^batches needs an iterable of batches, got {got}$"):

@@ -178,7 +178,7 @@ def plan_realigned(p: ScaledMm, plan: Callable[[ScaledMm], Matmul]) -> Matmul:
 UNALIGNED: Final = Requirement(
     lambda p: copies_codes(p) or copies_out(p),
     "needs k, addresses or rows that are not multiples of 16 bytes, or n that is not a multiple of 8 if no kernel"
-    " stores such rows",
+    " stores such rows, got k={p.k} n={p.n} with codes aligned to {p.codes_alignment} and out to {p.out_alignment}",
 )
 SOME_OF_ALL: Final = Requirement(
     lambda p: p.k > 0 and (p.n >= CHANNELS or not copies_out(p)), "needs k > 0 and n >= 8, got k={p.k} n={p.n}"

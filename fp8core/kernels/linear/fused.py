@@ -113,3 +113,8 @@ FITS: Final = Requirement(
     "needs registers for the elements of x and shared memory for the codes of a block's part of k,"
     " got {p.product.m} x {p.product.k}",
 )
+BLOCKS_QUANTIZE: Final = Requirement(
+    lambda p: not fused_config(p).rows_first,
+    "needs a layout of sm90_decode, whose blocks can quantize, got one of sm90_decode_rows for {p.product.m} x"
+    " {p.product.k}",
+)

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import (
+    BLOCKS_QUANTIZE,
     BOUND_BY_VALUE,
     FEW_ELEMENTS,
     FITS,
@@ -46,7 +47,10 @@ LINEAR: Final = Table(
     Linear,
     Kernel(
         "fused",
-        (DECODE_RUNS, ONE_PANEL, SOME_CHANNELS, TOKEN_SCALES, SIXTEEN_BITS, WHOLE_VECTORS, BOUND_BY_VALUE, FITS),
+        (
+            *(DECODE_RUNS, ONE_PANEL, SOME_CHANNELS, TOKEN_SCALES, SIXTEEN_BITS, WHOLE_VECTORS, BOUND_BY_VALUE),
+            *(FITS, BLOCKS_QUANTIZE),
+        ),
         _fused,
         (DECODE_CHOSEN, FEW_ELEMENTS),
     ),

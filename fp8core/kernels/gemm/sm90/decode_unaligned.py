@@ -255,7 +255,8 @@ UNALIGNED: Final = Requirement(
         or p.out in OCP
         or p.amax
     ),
-    "needs rows of codes that are not aligned to 16 bytes, an FP8 result or amax",
+    "needs rows of codes that are not aligned to 16 bytes, an FP8 result or amax, got codes aligned to"
+    " {p.codes_alignment}, {p.out} and amax={p.amax}",
 )
 SOME_K: Final = Requirement(lambda p: p.k > 0, "needs k > 0, got k={p.k}")
 SOME_LAYOUT: Final = Requirement(
