@@ -22,6 +22,7 @@ CASES = {
     "blocks": GroupedProduct((10, 100, 100, 170), 180, mode="group-block", out="float32"),
     "blocks, scales loaded one by one": GroupedProduct((10, 100, 170), 180, mode="group-block", scale_tiles=False),
     "groups of 1x128 on both sides": GroupedProduct((1, 90, 130), 132, mode="group-group", out="float16"),
+    "scales along k of the weight alone": GroupedProduct((5, 20), 24, n=136, mode="row-group"),
     "one scale per group": GroupedProduct((40, 40, 129), 140, mode="row-each"),
     "rows that threads store": GroupedProduct((40, 41, 129), 140, n=201, gap=2, out="float16", bias="float16"),
 }

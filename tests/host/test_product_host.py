@@ -1,5 +1,6 @@
 """The host engine's scaled product and fused producers against float64."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,7 @@ from support import reference
 from support.host_launches import INPUTS, Poisoned, assert_same, quantize, row_stride, storage, strided
 from support.launches import whole
 
-MODES = [
-    ("tensor", "tensor"),
-    ("row", "row"),
-    ("tensor", "row"),
-    ("row", "tensor"),
-    ("group", "block"),
-    ("group", "group"),
-]
+MODES = [*itertools.product(("tensor", "row", "group"), ("tensor", "row", "group", "block"))]
 SHAPES = [(1, 1, 1), (1, 300, 129), (5, 130, 1000), (130, 257, 640), (33, 17, 127), (3, 1100, 700)]
 MIXED = [("float8_e4m3fn", "float8_e5m2"), ("float8_e5m2", "float8_e4m3fn"), ("float8_e4m3fnuz", "float8_e4m3fnuz")]
 

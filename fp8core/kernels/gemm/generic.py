@@ -14,9 +14,8 @@ from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, power_of_t
 from fp8core.kernels.gemm.args import Matmul, MatmulArgs, MatmulLaunch, ending, ready
 from fp8core.kernels.gemm.requirements import (
     AMD_FORMATS,
+    ANY_OPERANDS,
     COUNTABLE,
-    FLOAT32_SCALES,
-    NOT_BOTH_E5M2,
     OCP_FORMATS,
     few_rows,
     grid_fits,
@@ -264,12 +263,12 @@ def _ready(p: ScaledMm, multiply: Launch) -> Matmul:
     return ready(clearing_amax(p, lambda stream, *addresses: multiply(stream, *addresses[:-1])))
 
 
-_ANY: Final = (ON_A_GPU, NOT_BOTH_E5M2, FLOAT32_SCALES, COUNTABLE)
+_ANY: Final = (ON_A_GPU, *ANY_OPERANDS, COUNTABLE)
 GENERIC_DECODE: Final = Kernel(
     "generic_decode", (*_ANY, grid_fits(decode_grid)), plan_decode, (few_rows(MOST_ROWS, "estimated"),)
 )
 """The row of `scaled_mm` that multiplies few rows of anything on any GPU."""
 GENERIC_MMA: Final = Kernel("generic_mma", (*_ANY, grid_fits(mma_grid)), plan_mma)
 """The row of `scaled_mm` that multiplies anything on any GPU."""
-HOST: Final = Kernel("host", (ON_THE_HOST, NOT_BOTH_E5M2, FLOAT32_SCALES), lambda p: ready(host.plan_scaled_mm(p)))
+HOST: Final = Kernel("host", (ON_THE_HOST, *ANY_OPERANDS), lambda p: ready(host.plan_scaled_mm(p)))
 """The row of `scaled_mm` for NumPy arrays."""

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from fp8core.kernels.encodings import ceil_div, round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.generic import MOST_ROWS, plan_decode
-from fp8core.kernels.gemm.requirements import COUNTABLE
+from fp8core.kernels.gemm.requirements import COUNTABLE, MIXED_SCALES
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
 from fp8core.runtime import jit
@@ -226,6 +226,7 @@ def realigned(kernels: tuple[Kernel, ...]) -> Kernel:
     )
     requires = (
         UNALIGNED,
+        MIXED_SCALES,
         COUNTABLE,
         SOME_OF_ALL,
         ONE_LAUNCH_AMAX,

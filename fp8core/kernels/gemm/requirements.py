@@ -1,4 +1,8 @@
-"""Requirements of rows of `scaled_mm`, each with its refusal."""
+"""Requirements of rows of `scaled_mm`, each with its refusal.
+
+By one of them a row states the granularities of scales that it takes, since it would misread others: `ROW_SCALES`,
+`ROW_OR_BLOCK_SCALES`, `MIXED_SCALES`, or that of the libraries, `fp8core.kernels.gemm.blaslt.rows.KNOWN_SCALES`.
+"""
 
 from collections.abc import Callable
 from typing import Any, Final
@@ -40,9 +44,16 @@ ROW_OR_BLOCK_SCALES: Final = Requirement(
     "takes scales per tensor or row in any mix, or 1x128 with 1x128 or 128x128,"
     " got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
 )
+MIXED_SCALES: Final = Requirement(
+    lambda p: p.scale_a in ("tensor", "row", "group") and p.scale_b in ("tensor", "row", "group", "block"),
+    "takes scales of a per tensor, row or 1x128 with scales of b per tensor, row, 1x128 or 128x128,"
+    " got scale_a per {p.scale_a} and scale_b per {p.scale_b}",
+)
 FLOAT32_SCALES: Final = Requirement(
     lambda p: p.scale_dtype == "float32", "takes scales of float32, got {p.scale_dtype}"
 )
+ANY_OPERANDS: Final = (NOT_BOTH_E5M2, MIXED_SCALES, FLOAT32_SCALES)
+"""What the fallbacks require of formats and scales, on GPUs and on the host."""
 WIDE_RESULT: Final = Requirement(
     lambda p: p.out in HIGH_PRECISION and not p.amax,
     "gives float32, float16 or bfloat16 without out_scale and amax,"
@@ -76,6 +87,11 @@ COUNTABLE: Final = Requirement(
     lambda p: max(p.m, p.n, p.k) <= MOST_COUNTED,
     f"needs m, n and k of at most {MOST_COUNTED}, got m={{p.m}} n={{p.n}} k={{p.k}}",
 )
+
+
+def of_product(requirement: Requirement) -> Requirement:
+    """Require of the product of a group, or of a layer, what `requirement` requires of a product."""
+    return Requirement.of(lambda p: requirement.check(p.product))
 
 
 def few_rows(rows: int, known: str = "measured") -> Requirement:

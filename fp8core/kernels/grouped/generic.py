@@ -6,9 +6,9 @@ from fp8core import host
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.args import MatmulArgs
 from fp8core.kernels.gemm.generic import Tile, tile_bytes, tile_constants, tiles_of
-from fp8core.kernels.gemm.requirements import COUNTABLE, FLOAT32_SCALES, NOT_BOTH_E5M2, grid_fits
+from fp8core.kernels.gemm.requirements import ANY_OPERANDS, COUNTABLE, grid_fits, of_product
 from fp8core.kernels.grouped.args import GroupArgs, GroupedLaunch, capacity, most_row_tiles
-from fp8core.kernels.grouped.requirements import FEW_GROUPS, of_product
+from fp8core.kernels.grouped.requirements import FEW_GROUPS
 from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
 from fp8core.problem import GroupedMm
 from fp8core.runtime import jit
@@ -57,16 +57,9 @@ def plan_generic(p: GroupedMm) -> GroupedLaunch:
 
 GENERIC_GROUPED: Final = Kernel(
     "generic_grouped",
-    (
-        ON_A_GPU,
-        of_product(NOT_BOTH_E5M2),
-        of_product(FLOAT32_SCALES),
-        of_product(COUNTABLE),
-        FEW_GROUPS,
-        grid_fits(grid),
-    ),
+    (ON_A_GPU, *map(of_product, (*ANY_OPERANDS, COUNTABLE)), FEW_GROUPS, grid_fits(grid)),
     plan_generic,
 )
 """The row of `grouped_scaled_mm_nt` that multiplies anything on any GPU."""
-HOST: Final = Kernel("host", (ON_THE_HOST, of_product(NOT_BOTH_E5M2), of_product(FLOAT32_SCALES)), host.plan_grouped_mm)
+HOST: Final = Kernel("host", (ON_THE_HOST, *map(of_product, ANY_OPERANDS)), host.plan_grouped_mm)
 """The row of `grouped_scaled_mm_nt` for NumPy arrays."""

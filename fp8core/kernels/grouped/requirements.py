@@ -5,12 +5,6 @@ from typing import Final
 from fp8core.kernels.grouped.args import MOST_GROUPS
 from fp8core.table import Requirement
 
-
-def of_product(requirement: Requirement) -> Requirement:
-    """Require of the product of one group what `requirement` requires of a product."""
-    return Requirement.of(lambda p: requirement.check(p.product))
-
-
 FEW_GROUPS: Final = Requirement(
     lambda p: p.groups <= MOST_GROUPS, f"needs at most {MOST_GROUPS} groups, got {{p.groups}}"
 )

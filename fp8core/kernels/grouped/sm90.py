@@ -10,10 +10,12 @@ from fp8core.kernels.gemm.requirements import (
     CODES_AT_16,
     COUNTABLE,
     FLOAT32_SCALES,
+    MIXED_SCALES,
     OCP_FORMATS,
     STRIDES_OF_16,
     WHOLE_ELEMENTS,
     WHOLE_WORDS,
+    of_product,
 )
 from fp8core.kernels.gemm.scales import in_groups
 from fp8core.kernels.gemm.sm90 import tiled_cost
@@ -21,7 +23,7 @@ from fp8core.kernels.gemm.sm90.decode import CommonArgs
 from fp8core.kernels.gemm.sm90.tiled import Layout, constants, loads_scale_tiles, maps_of
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.args import GroupArgs, GroupedLaunch, capacity, most_row_tiles, table_bytes
-from fp8core.kernels.grouped.requirements import FEW_GROUPS, WEIGHTS_FOLLOW, of_product
+from fp8core.kernels.grouped.requirements import FEW_GROUPS, WEIGHTS_FOLLOW
 from fp8core.kernels.requirements import CUDA, supports
 from fp8core.problem import ITEMSIZE, GroupedMm, ScaledMm
 from fp8core.runtime import jit
@@ -170,7 +172,16 @@ SM90_GROUPED: Final = Kernel(
         supports("wgmma"),
         *map(
             of_product,
-            (OCP_FORMATS, FLOAT32_SCALES, CODES_AT_16, STRIDES_OF_16, COUNTABLE, WHOLE_ELEMENTS, WHOLE_WORDS),
+            (
+                OCP_FORMATS,
+                MIXED_SCALES,
+                FLOAT32_SCALES,
+                CODES_AT_16,
+                STRIDES_OF_16,
+                COUNTABLE,
+                WHOLE_ELEMENTS,
+                WHOLE_WORDS,
+            ),
         ),
         FEW_GROUPS,
         WEIGHTS_FOLLOW,

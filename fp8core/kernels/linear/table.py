@@ -3,6 +3,7 @@
 from typing import Final, NamedTuple
 
 from fp8core.kernels.gemm.args import Matmul
+from fp8core.kernels.gemm.requirements import MIXED_SCALES, of_product
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.fused import (
     BLOCKS_QUANTIZE,
@@ -55,7 +56,7 @@ LINEAR: Final = Table(
         (DECODE_CHOSEN, FEW_ELEMENTS),
     ),
     Kernel("overlapped", (DECODE_RUNS, ONE_PANEL), _overlapped, (DECODE_CHOSEN,)),
-    Kernel("sequential", (), _sequential),
+    Kernel("sequential", (of_product(MIXED_SCALES),), _sequential),
 )
 """Plans are `Steps`: one launch, two that overlap, or any two."""
 

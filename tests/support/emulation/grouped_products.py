@@ -11,6 +11,7 @@ from support.emulation.products import ROUNDING, SUMS
 from support.emulation.running import FLOATS, empty, matrix
 from support.engines import fresh
 from support.grouped import exact, operands
+from support.products import ceil
 
 E4M3FN = "float8_e4m3fn"
 
@@ -38,13 +39,13 @@ class GroupedProduct(NamedTuple):
         of = operands(groups, m, n, k, self.mode, low=1 / 16, high=3 / 16)
         ends, bias = np.array(self.ends, np.int32), fresh((groups, n), self.bias, spread=0) if self.bias else None
         of_a, of_b = ("tensor" if kind == "each" else kind for kind in self.mode.split("-"))
-        scale_a, across = of.scale_a.T, of.scale_a.shape[1]  # k first
+        scale_a = of.scale_a.T  # k first
         if not self.scale_tiles:  # rows of scales that TMA cannot load
-            scale_a = np.concatenate([scale_a, np.full((across, 1), np.nan, np.float32)], 1)
+            scale_a = np.concatenate([scale_a, np.full((len(scale_a), 1), np.nan, np.float32)], 1)
         one = ScaledMm(
             *(self.target._replace(multiprocessors=self.multiprocessors), m, n, k, E4M3FN, E4M3FN, self.out),
             *(of_a, of_b, (1, scale_a.shape[1] if of_a == "group" else 0)),
-            *({"tensor": (0, 0), "row": (1, 0)}.get(of_b, (across, 1)), self.bias, False, False, True, False),
+            *({"tensor": (0, 0), "row": (1, 0)}.get(of_b, (ceil(k, 128), 1)), self.bias, False, False, True, False),
             *(k, k, n + self.gap, 1 if self.gap % 8 or k % 16 or n % 8 else 16),
         )._replace(codes_alignment=16 if k % 16 == 0 else 1)
         problem = GroupedMm(groups, one, n * k, of.scale_b[0].size, n if self.bias else 0)

@@ -16,6 +16,7 @@ from fp8core.kernels.gemm.realigned import ALIGNMENT, plan_realign
 from fp8core.kernels.gemm.requirements import (
     COUNTABLE,
     FLOAT32_SCALES,
+    MIXED_SCALES,
     OCP,
     OCP_FORMATS,
     WHOLE_ELEMENTS,
@@ -283,6 +284,7 @@ SM90_DECODE_UNALIGNED: Final = Kernel(
         supports("wgmma"),
         UNALIGNED,
         OCP_FORMATS,
+        MIXED_SCALES,
         FLOAT32_SCALES,
         OCP_RESULT,
         SOME_K,
