@@ -92,6 +92,18 @@ def test_derivatives_have_the_dtypes_of_what_they_are_of(dtype, out_dtype):
             np.testing.assert_allclose(made, one, rtol=2**-7, atol=2**-7 * np.abs(one).max())
 
 
+@pytest.mark.parametrize("of_bias", ["float32", "bfloat16"])
+def test_the_gradient_of_a_bias_is_rounded_once(of_bias):
+    """A sum in bfloat16 would lose rows: 256 + 1 is 256 there."""
+    x, bias, w = jnp.ones((4096, K), jnp.bfloat16), jnp.zeros(N, of_bias), jax.tree.map(jnp.asarray, weight())
+    factors = jnp.asarray(fresh((4096, N), "bfloat16"))
+    for wrapped in (lambda f: f, jax.jit):
+        grad = wrapped(lambda bias, g: jax.vjp(lambda bias: fp8core.linear(x, w, bias=bias), bias)[1](g)[0])
+        assert (grad(bias, jnp.ones_like(factors)) == 4096).all()
+        wanted = np.asarray(factors, np.float64).sum(0)
+        np.testing.assert_allclose(np.asarray(grad(bias, factors), np.float64), wanted, rtol=2**-8, atol=1e-3)
+
+
 def test_derivatives_in_a_part_of_a_mesh_and_outside():
     """Only inside do dequantizations need no devices while they are lowered."""
     w, x = jax.tree.map(jnp.asarray, weight()), jnp.asarray(wide(3, K, dtype=np.float32))
