@@ -142,9 +142,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: CallOf, jaxpr
     parts = []
     if type(of[X]) is not ad.Zero:
         scale, group = _scale_of(given[WEIGHT], given[WEIGHT_SCALE])
-        parts.append(_bind(of[X], given[WEIGHT], scale, group).astype(out.dtype))
+        narrow = of[X].dtype == np.float16 and out.dtype != np.float16  # other results have a larger range
+        of_x = of[X].astype(np.float32) if narrow else of[X]
+        parts.append(_bind(of_x, given[WEIGHT], scale, group).astype(out.dtype))
     if BIAS in of and type(of[BIAS]) is not ad.Zero:
-        parts.append(jnp.broadcast_to(of[BIAS].astype(out.dtype), out.shape))
+        # in float32, so that its transpose adds the rows of a gradient in float32
+        parts.append(jnp.broadcast_to(of[BIAS].astype(np.float32), out.shape).astype(out.dtype))
     return made, [sum(parts[1:], parts[0])]
 
 

@@ -75,7 +75,7 @@ def rms_norm_quant(
         scale_layout: as for `quantize`.
         eps: the lower bound of a group's amax, as for `quantize` (not that of the norm, which is ``epsilon``).
         round_intermediate: first round the norm to x's dtype, and with a given scale also the sum with the residual, as
-            vLLM's static kernels do.
+            vLLM's kernels do.
         out: an FP8 array for the data, or a tuple of two arrays, for data and scale.
         stream: the stream to launch on, as for `quantize`.
 

@@ -55,8 +55,8 @@ def requantize_with_max_scale(
     Args:
         weight: FP8 ``[sum(logical_widths), k]``, rows contiguous.
         weight_scale: float32, one scale per shard, or a single one (or a number), which changes nothing.
-        logical_widths: the number of rows of each shard; may be 0. The scale of such a shard counts, too, as in
-            vLLM.
+        logical_widths: the number of rows of each shard; may be 0. The scale of such a shard counts, too: leave the
+            shard out if its scale was never loaded.
         out: an array for the new weight. Without it the weight is changed in place; for JAX, whose arrays cannot be
             written to, the result is a new array.
         stream: the stream to launch on, as for `quantize`.
@@ -154,7 +154,7 @@ def convert_to_channelwise(weight_scale: object, logical_widths: Sequence[int], 
 
     Args:
         weight_scale: a float32 array of one scale per shard, or of a single one for all shards.
-        logical_widths: the number of rows of each shard.
+        logical_widths: the number of rows of each shard, as for `requantize_with_max_scale`.
         stream: the stream to launch on, as for `quantize`.
 
     Returns:

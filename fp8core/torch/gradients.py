@@ -51,7 +51,8 @@ class StraightThrough(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             of_x = grad @ _dequantized(weight, scale, ctx.group, grad.dtype)
         if ctx.needs_input_grad[1]:
-            of_bias = grad.sum_to_size(grad.shape[-1:]).to(ctx.bias_dtype)
+            rows = grad[None]  # an axis to sum over, also where grad is a vector
+            of_bias = rows.sum(tuple(range(grad.dim())), dtype=torch.float32).to(ctx.bias_dtype)
         return of_x, of_bias, None
 
 

@@ -92,6 +92,34 @@ def test_derivatives_have_the_dtypes_of_what_they_are_of(dtype, out_dtype):
             np.testing.assert_allclose(made, one, rtol=2**-7, atol=2**-7 * np.abs(one).max())
 
 
+@pytest.mark.parametrize("of_bias", ["float32", "bfloat16"])
+def test_the_gradient_of_a_bias_is_rounded_once(of_bias):
+    """A sum in bfloat16 would lose rows: 256 + 1 is 256 there."""
+    x, bias, w = jnp.ones((4096, K), jnp.bfloat16), jnp.zeros(N, of_bias), jax.tree.map(jnp.asarray, weight())
+    factors = jnp.asarray(fresh((4096, N), "bfloat16"))
+    for wrapped in (lambda f: f, jax.jit):
+        grad = wrapped(lambda bias, g: jax.vjp(lambda bias: fp8core.linear(x, w, bias=bias), bias)[1](g)[0])
+        assert (grad(bias, jnp.ones_like(factors)) == 4096).all()
+        wanted = np.asarray(factors, np.float64).sum(0)
+        np.testing.assert_allclose(np.asarray(grad(bias, factors), np.float64), wanted, rtol=2**-8, atol=1e-3)
+
+
+@pytest.mark.parametrize("out_dtype", ["float32", "bfloat16"])
+def test_derivatives_have_the_range_of_the_result(out_dtype):
+    """float16, the dtype of x, does not hold 1e5."""
+    x, w = jnp.ones((1, K), jnp.float16), jax.tree.map(jnp.asarray, fp8core.quantize(wide(N, K, seed=1) / 16))
+    wide_w = np.asarray(w.dequantize(), np.float64)
+    grad = jnp.zeros((1, N), out_dtype).at[0, 0].set(1e5)
+    for wrapped in (lambda f: f, jax.jit):
+        back = wrapped(lambda x, grad: jax.vjp(lambda x: fp8core.linear(x, w, out_dtype=out_dtype), x)[1](grad)[0])
+        along = wrapped(lambda x, t: jax.jvp(lambda x: fp8core.linear(x, w, out_dtype=out_dtype), (x,), (t,))[1])
+        for made, wanted in (
+            (back(x, grad), 1e5 * wide_w[:1]),
+            (along(x, 6e4 * x), 6e4 * wide_w.sum(1)[None]),
+        ):
+            np.testing.assert_allclose(np.asarray(made, np.float64), wanted, atol=2**-7 * np.abs(wanted).max())
+
+
 def test_derivatives_in_a_part_of_a_mesh_and_outside():
     """Only inside do dequantizations need no devices while they are lowered."""
     w, x = jax.tree.map(jnp.asarray, weight()), jnp.asarray(wide(3, K, dtype=np.float32))

@@ -17,6 +17,7 @@ LISTS = {
     "scales that differ by 1e4": ([5, 11], [1e-4, 1.0]),
     "unset at the end": ([5, 11], [0.3, UNSET]),
     "unset before the end": ([5, 5, 6], [0.3, UNSET, 0.4]),
+    "unset and without rows": ([5, 0, 11], [0.3, UNSET, 0.4]),
     "unset as -448": ([5, 11], [0.3, -448.0]),
     "a negative scale that is a scale": ([5, 11], [0.3, -0.2]),
     "-447 is a scale": ([5, 11], [0.3, -447.0]),

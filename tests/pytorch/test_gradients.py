@@ -50,6 +50,15 @@ def test_the_bias_has_a_gradient_for_inputs_and_results_of_any_extents(n, shape,
     assert torch.equal(layer.bias.grad, exact.bias.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_a_float32_bias_is_summed_in_float32(dtype):
+    """float16 does not hold 4,096 * 100."""
+    layer, grad = fp8core.torch.Linear(K, N, dtype=torch.float32), wide(4096, N, dtype=dtype) + 100
+    layer.bias.requires_grad_()
+    layer(wide(4096, K, dtype=dtype)).backward(grad)
+    torch.testing.assert_close(layer.bias.grad, grad.double().sum(0).float(), rtol=1e-5, atol=0)
+
+
 def test_gradients_are_those_of_the_layer_that_was_called():
     layer, grad, x = quantized("channel", None), wide(5, N, seed=9), wide(5, K).requires_grad_()
     bias = layer.bias.requires_grad_()
