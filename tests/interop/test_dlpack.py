@@ -282,7 +282,9 @@ def test_a_type_that_offers_the_table_is_read_through_it():
     assert framework.name == __name__.partition(".")[0]
 
 
-@pytest.mark.parametrize("offered", [None, property(lambda self: pytest.fail("it is read")), "table"], ids=str)
+@pytest.mark.parametrize(
+    "offered", [None, property(lambda self: pytest.fail("it is read")), "table"], ids=["none", "property", "text"]
+)
 def test_what_is_no_table_is_not_read(offered):
     """The error of Python about a capsule named no operand."""
     x = exporter((2, 3), "float32")
