@@ -267,6 +267,16 @@ def without_a_sharding(kind, mesh):
         assert not fp8core.all_close_1d(put(mesh, jnp.arange(8, dtype=np.float32), "a"))
 
 
+def in_a_context(kind, mesh):
+    """Arrays that are divided over the mesh of the context stay divided."""
+    x, w = wide(16, K), weight()
+    layer = lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))  # noqa: E731
+    arrays = put(mesh, x, "a"), put(mesh, w.data, "b"), put(mesh, w.scale, "b")
+    with jax.set_mesh(mesh):
+        made, found = jax.jit(layer)(*arrays), collectives(layer, *arrays)
+    check(f"{kind} divided in a context", made, fp8core.linear(x, w), found, alike=near)
+
+
 def gradients(kind, mesh):
     x, w = wide(16, K, dtype=np.float32), weight()
     loss = lambda x, w: (fp8core.linear(x, w) ** 2).sum()  # noqa: E731
@@ -322,6 +332,7 @@ if __name__ == "__main__":
             scanned_and_mapped,
             experts,
             without_a_sharding,
+            in_a_context,
             gradients,
         ):
             part(kind, mesh)
