@@ -106,6 +106,25 @@ def rows_and_columns(kind, mesh):
     check(f"{kind} ends of groups", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
 
 
+def groups_along_an_axis(kind, mesh):
+    """Groups that span an axis, which may be divided as their scales are given."""
+    for group, spec, shape in (((-1, 32), ("a",), (1, K // 32)), ((1, K), ("a", "b"), (16, 1))):
+        x, scale = wide(16, K), wide(*shape, dtype=np.float32)
+        for name, given, call in (
+            ("quantized", x, lambda x, scale, of=group: fp8core.quantize(x, scale=scale, group_shape=of).data),
+            (
+                "dequantized",
+                x.astype("float8_e4m3fn"),
+                lambda q, scale, of=group: fp8core.dequantize(q, scale, group_shape=of),
+            ),
+        ):
+            arrays = (
+                put(mesh, given, *spec),
+                put(mesh, scale, *(of if n > 1 else None for of, n in zip(spec, shape, strict=False))),
+            )
+            check(f"{kind} {group} {name}", jax.jit(call)(*arrays), call(given, scale), collectives(call, *arrays))
+
+
 def groups_of_rows(kind, mesh):
     """Groups of rows that one device would not have whole."""
     group = 2, 64
@@ -152,6 +171,11 @@ def requantized(x):
     return tuple(fp8core.requantize_with_max_scale(x.astype("float8_e4m3fn"), scales, [7, 9]))
 
 
+def by_groups(x):
+    """The scales of groups, given."""
+    return fp8core.quantize(x, scale=fp8core.quantize(x, group_shape=GROUP_128).scale, group_shape=GROUP_128).data
+
+
 def quantizations(kind, mesh):
     x = wide(16, K)
     for name, spec, call in (
@@ -159,6 +183,12 @@ def quantizations(kind, mesh):
         ("group", ("a", "b"), lambda x: tuple(fp8core.quantize(x, group_shape=GROUP_128))),
         ("static", ("a", "b"), lambda x: fp8core.quantize(x, scale=0.5).data),
         ("static rows", ("a", "b"), lambda x: fp8core.quantize(x, scale=ones(x)[:16, None]).data),
+        (
+            "static rows of one axis",
+            ("a", "b"),
+            lambda x: fp8core.quantize(x, scale=ones(x)[:16], group_shape=PER_TOKEN).data,
+        ),
+        ("static groups", ("a", "b"), by_groups),
         ("static columns", ("a", "b"), lambda x: fp8core.quantize(x[None], scale=0.5, group_shape=PER_TENSOR).data),
         ("silu", (("a", "b"),), lambda x: tuple(fp8core.silu_and_mul_quant(x))),
         ("norm", ("b",), lambda x: tuple(fp8core.rms_norm_quant(x, ones(x), 1e-6))),
@@ -324,6 +354,7 @@ if __name__ == "__main__":
             mixtures,
             mixtures_by_hand,
             rows_and_columns,
+            groups_along_an_axis,
             groups_of_rows,
             groups_that_devices_cannot_share,
             quantizations,

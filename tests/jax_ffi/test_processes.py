@@ -33,7 +33,7 @@ def program(text, *arguments, **environment):
 def test_four_devices():
     lines = run(str(ROOT / "tests/jax_ffi/sharded.py"), XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert lines[-1] == "all"
-    layers, quantizations = 12 + 13 + 4, 2 * 13 + 7
+    layers, quantizations = 12 + 13 + 4, 2 * 15 + 7 + 4
     mixtures = 13 + 2 + 7 + 2
     assert len(lines) == 2 * (layers + mixtures + 6 + 2 + 6 + quantizations + 4 + 2 + 2 + 2 + 2 + 1 + 1) + 1
 
