@@ -68,6 +68,32 @@ PRODUCT = {
         fp8core.ScaleError,
         "beta needs a finite number that float32 holds",
     ),
+    "beta of no number": (
+        lambda: {"beta": float("nan"), "out": fresh((4, 32))},
+        fp8core.ScaleError,
+        "beta needs a finite number",
+    ),
+    "infinite beta": (
+        lambda: {"beta": -float("inf"), "out": fresh((4, 32))},
+        fp8core.ScaleError,
+        "beta needs a finite number",
+    ),
+    "out_scale of two": (
+        lambda: {"out_dtype": "float8_e4m3fn", "out_scale": np.ones(2, np.float32)},
+        fp8core.ShapeError,
+        "out_scale needs one number",
+    ),
+    "out_scale in fp16": (
+        lambda: {"out_dtype": "float8_e4m3fn", "out_scale": np.ones(1, np.float16)},
+        fp8core.DTypeError,
+        "out_scale needs float32",
+    ),
+    "scale_b in fp16": (lambda: {"scale_b": np.ones(1, np.float16)}, fp8core.DTypeError, "scale_b needs float32"),
+    "b has overlapping rows": (
+        lambda: {"b": np.lib.stride_tricks.as_strided(fresh_fp8((32, 64)), (32, 64), (63, 1)).T},
+        fp8core.LayoutError,
+        "b needs contiguous columns",
+    ),
     "amax of two": (lambda: {"amax": np.ones(2, np.float32)}, fp8core.ShapeError, "amax"),
 }
 
