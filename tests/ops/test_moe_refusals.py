@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fp8core
-from fp8core import BLOCK_128, PER_TENSOR, ArraySpec, Quantized, moe_permute, moe_unpermute
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, ArraySpec, Quantized, moe_permute, moe_unpermute
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError, UnsupportedProblemError
 from support.engines import fresh_fp8
 
@@ -93,6 +93,22 @@ def test_scales_of_several_rows(tokens, scale, group):
     message = f"x needs scales per tensor, per token or by groups of 1xg, got group_shape {tuple(group)}"
     with pytest.raises(ScaleError, match=re.escape(message)):
         moe_permute(Quantized(fresh_fp8((tokens, 256)), scale, group), IDS[:tokens], 3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "group", "wanted"),
+    [
+        ((4, 3), GROUP_128, (4, 2)),
+        ((4, 1), GROUP_128, (4, 2)),
+        ((4,), GROUP_128, (4, 2)),
+        ((4, 0), GROUP_128, (4, 2)),
+        ((4, 2), PER_TOKEN, (4, 1)),
+    ],
+)
+def test_a_scale_of_other_groups_than_its_own(shape, group, wanted):
+    words = f"scale needs shape {wanted}, as group_shape is {tuple(group)}, got {shape}"
+    with pytest.raises(ShapeError, match=re.escape(words)):
+        moe_permute(Quantized(fresh_fp8((4, 256)), np.ones(shape, np.float32), group), IDS, 3)
 
 
 MANY = ArraySpec((1 << 27, 8), "int32")
