@@ -137,6 +137,15 @@ def test_strides_of_a_weight_without_rows_have_no_meaning():
     assert fp8core.scaled_mm_nt(fresh_fp8((4, 64)), weight, 1.0, 1.0).shape == (4, 0)
 
 
+@pytest.mark.parametrize("weight", [fresh_fp8((64, 1)).T, fresh_fp8((8, 0))[::-1]], ids=["a row", "rows of nothing"])
+def test_nor_have_those_from_row_to_row_where_there_is_one_or_rows_have_nothing(weight):
+    n, k = weight.shape
+    a = fresh_fp8((4, k))
+    made = fp8core.scaled_mm_nt(a, weight, ONE, ONE, out_dtype="float32")
+    np.testing.assert_array_equal(made, fp8core.scaled_mm_nt(a, weight.copy(), ONE, ONE, out_dtype="float32"))
+    assert made.shape == (4, n)
+
+
 def test_a_layer_refuses_a_scale_that_is_not_of_the_stated_groups_of_its_input():
     x = fp8core.Quantized(fresh_fp8((4, 200)), fresh_scale((4, 1)), PER_TENSOR)
     layer = fp8core.Fp8Linear(fresh_fp8((8, 200)), 0.5)
