@@ -205,7 +205,7 @@ def _parts(entry: Entry, stack: Stack, suffix: str) -> Iterator[Entry]:
 
 def _straddles(stack: Stack, scale: Entry) -> bool:
     """Return whether a block of rows covers rows of gate and of up, or the shape of the scale is not recognized."""
-    how = grouping(stack.entry.name, stack.entry.shape, scale.shape, scale.dtype, None, {})
+    how = grouping(stack.entry.name, stack.entry.shape, scale.shape, None, {})
     if how is None:
         return True
     group = how.group_shape.cols if stack.transposed else how.group_shape.rows

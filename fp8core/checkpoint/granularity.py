@@ -50,7 +50,6 @@ def grouping(
     name: str,
     weight: Shape,
     scale: Shape,
-    dtype: str,
     claimed: GroupShape | None,
     config: Mapping[str, Any],
     *,
@@ -63,7 +62,6 @@ def grouping(
         name: the name of the weight.
         weight: the shape of the weight.
         scale: the shape of the scale.
-        dtype: the dtype of the scale, as safetensors names it.
         claimed: the block shape in the configuration, which takes precedence if it fits.
         config: the content of config.json, which holds the sizes of fused attention layers.
         blocks: whether the configuration calls them blocks; then blocks of one row are not called groups.
@@ -91,7 +89,7 @@ def grouping(
         return None
     if scale == (1, k) and k > 1:
         return Grouping("column", GroupShape(-1, 1), (1, k))
-    return _blocks(n, k, (scale[0], scale[1]), dtype, claimed)
+    return _blocks(n, k, (scale[0], scale[1]), claimed)
 
 
 def _without_ones(scale: Shape) -> Shape:
@@ -103,12 +101,11 @@ def _without_ones(scale: Shape) -> Shape:
     return scale[:1] if len(scale) > 2 and all(size == 1 for size in scale[1:]) else scale
 
 
-def _blocks(n: int, k: int, scale: tuple[int, int], dtype: str, claimed: GroupShape | None) -> Grouping | None:
-    sizes = (32, *SIZES) if dtype in E8M0 else SIZES
-    groups = [GroupShape(1, size) for size in sizes]
+def _blocks(n: int, k: int, scale: tuple[int, int], claimed: GroupShape | None) -> Grouping | None:
+    groups = [GroupShape(1, size) for size in SIZES]
     blocks = [GroupShape(size, size) for size in SIZES]
     wanted = [claimed] if claimed is not None else []
-    for one in (*wanted, *(groups + blocks if scale[0] == n else blocks + groups)):
+    for one in (*wanted, *groups, *blocks):
         if one.scale_shape(n, k) == scale:
             return Grouping(_name_of(one), one, scale)
     return None

@@ -160,7 +160,6 @@ class Checkpoint:
             weight.name,
             weight.shape,
             scale.shape,
-            scale.dtype,
             claim.group_shape,
             self.source.config,
             blocks=claim.granularities == {"block"},

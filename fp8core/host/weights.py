@@ -47,8 +47,8 @@ def plan_requantize(problem: Requantize) -> Plan[RequantizeNumbers]:
         rows = sum(widths)
         codes = matrix(weight, problem.dtype, (rows, problem.cols), (n.weight_stride, 1))
         result = matrix(out, problem.dtype, (rows, problem.cols), (n.out_stride, 1))
-        given = vector(scales, "float32", scales_count).copy()
-        fused_on_disk = scales_count == 1 or _fused_on_disk(given)
+        given = vector(scales, "float32", scales_count)
+        fused_on_disk = _fused_on_disk(given)
         largest = given[0] if fused_on_disk else given.max()
         untouched = fused_on_disk or not SMALLEST_NORMAL <= abs(largest) < np.inf
         start, work = 0, Workspace.of(codes.size)

@@ -131,17 +131,17 @@ def _rows(x: Sequence[Any], last: Axis) -> Axes:
 def _quantize(of: _Case, out: int = 1) -> Places:
     call, extents, known, factors = of
     x, group, given = extents[0], call.options[1], call.options[2]
+    at = out + 1
+    shape = extents[at] if at in extents else known.shapes[known.results.index(at)]
     last: Axis = ("k",)
-    if call.name == "quantize" and not given and group[1] > 0:
+    if call.name == "quantize" and group[1] > 0 and not (given and is_one_number(shape[-1:])):
         last = factors.groups("k", x[-1], group[1])
     elif call.name != "quantize" or not given:  # norms, the halves gate and up, and dynamic row scales need all of k
         factors.whole.add("k")
     axes = _rows(x, last)
     if call.name == "quantize" and call.options[-1] is not None:  # rows_padded
         factors.whole.update(name for axis in axes for name in axis)
-    at = out + 1
-    shape = extents[at] if at in extents else known.shapes[known.results.index(at)]
-    if group[0] != 1 and not (given and is_one_number(shape)):
+    if (group[0] > 1 and not is_one_number(shape)) if given else group[0] != 1:
         factors.whole.update(name for axis in axes[:-1] for name in axis)
     made = {0: axes, out: axes}
     if call.name == "silu_and_mul_quant":
@@ -159,9 +159,11 @@ def _norm(of: _Case) -> Places:
 
 def _dequantize(of: _Case) -> Places:
     q, scale, group, factors = of.extents[0], of.extents[1], of.call.options[0], of.factors
-    last = factors.groups("k", q[-1], group[1]) if group is not None and group[1] > 0 else ("k",)
+    last: Axis = ("k",)
+    if group is not None and group[1] > 0 and not is_one_number(scale[-1:]):
+        last = factors.groups("k", q[-1], group[1])
     axes = _rows(q, last)
-    if group is not None and group[0] != 1 and not is_one_number(scale):
+    if group is not None and group[0] > 1 and not is_one_number(scale):
         factors.whole.update(name for axis in axes[:-1] for name in axis)
     by_row = group is not None and tuple(group) == PER_TOKEN
     return {0: axes, 1: factors.scale(scale, axes, q, by_row=by_row), 2: axes}

@@ -104,14 +104,14 @@ def _orders(number: int) -> list[tuple[int, ...]]:
 def partitioned(call: CallOf, known: Traced, shapes: Sequence[tuple[Any, ...]], context: Any) -> Callable[..., Any]:
     """Return a function that makes a call, which XLA partitions over devices.
 
-    Inside of a `jax.shard_map` over only some axes of the mesh of the context, the call is not partitioned over the
-    other axes, as JAX cannot express that there: operands are replicated over them.
+    Inside of a `jax.shard_map` the call is not partitioned: over its axes each device has its part, and over the other
+    axes of the mesh operands are replicated, as JAX cannot express a partition there.
     """
 
     def run(*arrays: Any) -> Any:
         return tuple(FFI.bind(*arrays, call=call))
 
-    if 0 < len(context.manual_axes) < len(context.axis_names):
+    if context.manual_axes:
         return run
 
     def partition(mesh: Any, arguments: Any, results: Any) -> Any:

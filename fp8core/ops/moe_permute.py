@@ -90,7 +90,8 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
             it is.
 
     Raises:
-        ShapeError: x or topk_ids has not two axes, they differ in tokens, or experts is not a whole number.
+        ShapeError: x or topk_ids has not two axes, they differ in tokens, experts is not a whole number, or the scale
+            of x does not fit its group shape.
         DTypeError: the call does not take the dtype of an array.
         ScaleError: x is a `Quantized` by groups of several rows.
         LayoutError: the rows of x, or topk_ids, are not contiguous.
@@ -129,11 +130,19 @@ def _is_of_all(x: Quantized[Any, Any]) -> bool:
     shape, of_data = getattr(x.scale, "shape", None), getattr(x.data, "shape", None)
     if shape is None or of_data is None:  # no arrays, which the call refuses
         return False
-    if x.group_shape == PER_TENSOR:
+    group = x.group_shape
+    if group == PER_TENSOR:
         if not scale_shapes.is_one_number(shape):
             raise ShapeError(f"scale needs one number, as group_shape is {tuple(PER_TENSOR)}, got {tuple(shape)}")
         return True
-    return tuple(shape[:1]) != tuple(of_data[:1]) and scale_shapes.is_one_number(shape)
+    if tuple(shape[:1]) != tuple(of_data[:1]) and scale_shapes.is_one_number(shape):
+        return True
+    if group is not None and len(of_data) == 2:
+        across = group.scale_shape(1, of_data[1])[1]
+        if math.prod(shape[1:]) != across:
+            wanted = f"({of_data[0]}, {across}), as group_shape is {tuple(group)}"
+            raise ShapeError(f"scale needs shape {wanted}, got {tuple(shape)}")
+    return False
 
 
 def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:

@@ -154,15 +154,27 @@ def test_formats_of_e4m3fn_alone_take_fnuz_back_to_it(tmp_path):
     assert load_file(tmp_path / "modelopt" / "model.safetensors")[f"{Q}.input_scale"] == torch.tensor(0.02)
 
 
-def test_codes_that_e4m3fn_does_not_have_are_made_anew(tmp_path):
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+def test_codes_that_e4m3fn_does_not_have_are_made_anew(tmp_path, code):
     write_format(written.ct_channel, tmp_path / "in")
     convert_checkpoint(tmp_path / "in", tmp_path / "fnuz", to="channel", e4m3="fnuz")
     file = tmp_path / "fnuz" / "model.safetensors"
     tensors = load_file(file)
-    tensors[f"{Q}.weight"].view(torch.uint8)[299, 199] = 0xFF
+    tensors[f"{Q}.weight"].view(torch.uint8)[299, 199] = code
     save_file(tensors, file)
     (change,) = plan_conversion(tmp_path / "fnuz", to="channel", e4m3="fn").lossy
     assert (change.layer.name, "240" in change.why) == (Q, True)
+
+
+@pytest.mark.parametrize(("stored", "e4m3", "scale"), [("e4m3fn", "fnuz", 3e38), ("e4m3fnuz", "fn", 2.0**-149)])
+def test_scales_without_a_double_or_a_half_are_not_kept(tmp_path, stored, e4m3, scale):
+    tensors = {
+        "a.weight": torch.ones(64, 96).to(getattr(torch, f"float8_{stored}")),
+        "a.weight_scale": torch.tensor(scale),
+    }
+    save_file(tensors, tmp_path / "in.safetensors")
+    (change,) = plan_conversion(tmp_path / "in.safetensors", to="tensor", e4m3=e4m3).lossy
+    assert "are not exact in float32" in change.why
 
 
 def test_another_fp8_format_is_made_anew_and_comfyui_keeps_e5m2(tmp_path):

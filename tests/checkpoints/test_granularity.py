@@ -25,12 +25,19 @@ SHAPES = [
     ((100, 400), "a.weight", (1, 4), "block", (128, 128), (1, 4)),
     ((300, 200), "a.weight", (7, 5), None, None, ()),
     ((300, 200), "a.weight", (2,), None, None, ()),
+    ((300, 200), "a.weight", (300, 2, 2), None, None, ()),
+    ((300, 200), "a.weight", (3, 2, 2, 1), None, None, ()),
+    ((3, 64, 5), "a.weight", (3, 1, 1), "channel", (1, -1), (3, 1)),
     ((300, 200), "a.gate_up_proj.weight", (2,), "shard", (1, -1), (300, 1)),
     ((512, 256), "a.qkv_proj.weight", (3,), "shard", (1, -1), (512, 1)),
     ((500, 256), "a.qkv_proj.weight", (3,), None, None, ()),
+    ((512, 256), "a.qkv_proj.weight", (2,), None, None, ()),
+    ((300, 200), "a.gate_up_proj.weight", (3,), None, None, ()),
     ((4, 256, 192), f"{E}.gate_up_proj", (4, 2, 2), "block", (128, 128), (4, 2, 2)),
     ((4, 256, 192), f"{E}.gate_up_proj", (4, 256, 1), "channel", (1, -1), (4, 256, 1)),
     ((4, 256, 192), f"{E}.gate_up_proj", (4, 1, 192), "column", (-1, 1), (4, 1, 192)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4, 192, 1), "column", (-1, 1), (4, 1, 192)),
+    ((4, 256, 256), f"{E}.gate_up_proj", (4, 256, 1), "channel", (1, -1), (4, 256, 1)),
     ((4, 256, 192), f"{E}.gate_up_proj", (4,), "tensor", (-1, -1), (4, 1, 1)),
     ((4, 256, 192), f"{E}.gate_up_proj", (4, 1, 1), "tensor", (-1, -1), (4, 1, 1)),
     ((4, 256, 192), f"{E}.gate_up_proj", (), "tensor", (-1, -1), (4, 1, 1)),
@@ -99,6 +106,14 @@ def test_a_block_size_that_is_none_counts_for_nothing(tmp_path, claimed):
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": claimed}))
     (layer,) = open_checkpoint(tmp_path).layers.values()
     assert (layer.granularity, layer.group_shape) == ("block", (128, 128))
+
+
+def test_a_side_that_spans_the_axis_leaves_channels_channels(tmp_path):
+    write(tmp_path / "model.safetensors", {"a.weight": fp8(256, 256), "a.weight_scale": np.ones((256, 1), np.float32)})
+    claimed = _groups({"strategy": "channel", "num_bits": 8, "type": "float", "group_size": -1})
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": claimed}))
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert (layer.granularity, layer.group_shape) == ("channel", (1, -1))
 
 
 @pytest.mark.parametrize(("sides", "scale"), [([128, 1 << 31], (2, 1)), ([True, 96], (256, 3))])

@@ -39,3 +39,14 @@ def test_the_alignment_of_the_scales_of_a_is_their_own(stride, n, bias, alignmen
     offs = TensorSpec("offs", "int32", (3,), (1,), H200)
     made = grouped_product_of(a, weight, scale_a, scale_b, given, offs, "bfloat16").problem(True, None).product
     assert (made.vectors_alignment, made.scale_a_alignment) == (alignment, 16)
+
+
+@pytest.mark.parametrize(("stride", "address", "alignment"), [(336, 16, 16), (336, 2, 2), (340, 16, 4), (340, 2, 2)])
+def test_the_alignment_of_codes_and_results_is_the_least(stride, address, alignment):
+    a = TensorSpec("a", "float8_e4m3fn", (ROWS, 100), (112, 1), H200)
+    weight = TensorSpec("weight", "float8_e4m3fn", (3, 3, 100), (stride, 112, 1), H200)
+    scale = TensorSpec("scale", "float32", (1,), (1,), H200)
+    offs = TensorSpec("offs", "int32", (3,), (1,), H200)
+    out = TensorSpec("out", "bfloat16", (ROWS, 3), (8, 1), H200, address)
+    product = grouped_product_of(a, weight, scale, scale, None, offs, "bfloat16").problem(True, out).product
+    assert (product.alignment, product.out_alignment) == (alignment, address)

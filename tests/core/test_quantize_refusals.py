@@ -31,6 +31,7 @@ QUANTIZE = {
     "scale of the wrong dtype": (lambda: {"scale": np.ones(1, np.float16)}, fp8core.DTypeError, "scale needs float32"),
     "scale_ub with a given scale": (lambda: {"scale": ONE, "scale_ub": 1.0}, fp8core.ScaleError, "scale_ub"),
     "scale_ub per tensor": (lambda: {"group_shape": PER_TENSOR, "scale_ub": 1.0}, fp8core.ScaleError, "per token"),
+    "scale_ub of two": (lambda: {"scale_ub": np.ones(2, np.float32)}, fp8core.ShapeError, "scale_ub needs one number"),
     "scale_ub negative": (lambda: {"scale_ub": -1.0}, fp8core.ScaleError, "positive"),
     "eps of zero": (lambda: {"group_shape": GROUP_128, "eps": 0.0}, fp8core.ScaleError, "eps"),
     "eps per token": (lambda: {"group_shape": PER_TOKEN, "eps": 1e-5}, fp8core.ScaleError, r"eps.*1e-05 for \(1, -1\)"),
@@ -94,6 +95,13 @@ QUANTIZE = {
         "x needs two axes to be padded to 9 rows",
     ),
 }
+
+
+def test_the_eps_that_is_the_default_is_refused_nowhere():
+    """As a number of float32 it is not the number of float64 that the default is."""
+    for options in ({}, {"group_shape": PER_TENSOR}, {"scale": ONE}):
+        for number in (1e-10, np.float32(1e-10)):
+            fp8core.quantize(fresh((2, 64)), eps=number, **options)
 
 
 @pytest.mark.parametrize("epsilon", [-1e-6, float("nan"), float("inf"), 1e39], ids=repr)

@@ -68,6 +68,32 @@ PRODUCT = {
         fp8core.ScaleError,
         "beta needs a finite number that float32 holds",
     ),
+    "beta of no number": (
+        lambda: {"beta": float("nan"), "out": fresh((4, 32))},
+        fp8core.ScaleError,
+        "beta needs a finite number",
+    ),
+    "infinite beta": (
+        lambda: {"beta": -float("inf"), "out": fresh((4, 32))},
+        fp8core.ScaleError,
+        "beta needs a finite number",
+    ),
+    "out_scale of two": (
+        lambda: {"out_dtype": "float8_e4m3fn", "out_scale": np.ones(2, np.float32)},
+        fp8core.ShapeError,
+        "out_scale needs one number",
+    ),
+    "out_scale in fp16": (
+        lambda: {"out_dtype": "float8_e4m3fn", "out_scale": np.ones(1, np.float16)},
+        fp8core.DTypeError,
+        "out_scale needs float32",
+    ),
+    "scale_b in fp16": (lambda: {"scale_b": np.ones(1, np.float16)}, fp8core.DTypeError, "scale_b needs float32"),
+    "b has overlapping rows": (
+        lambda: {"b": np.lib.stride_tricks.as_strided(fresh_fp8((32, 64)), (32, 64), (63, 1)).T},
+        fp8core.LayoutError,
+        "b needs contiguous columns",
+    ),
     "amax of two": (lambda: {"amax": np.ones(2, np.float32)}, fp8core.ShapeError, "amax"),
 }
 
@@ -109,6 +135,15 @@ def test_linear_of_fp8_needs_the_scale_of_its_input():
 def test_strides_of_a_weight_without_rows_have_no_meaning():
     weight = fresh_fp8((0, 128))[:, ::2]
     assert fp8core.scaled_mm_nt(fresh_fp8((4, 64)), weight, 1.0, 1.0).shape == (4, 0)
+
+
+@pytest.mark.parametrize("weight", [fresh_fp8((64, 1)).T, fresh_fp8((8, 0))[::-1]], ids=["a row", "rows of nothing"])
+def test_nor_have_those_from_row_to_row_where_there_is_one_or_rows_have_nothing(weight):
+    n, k = weight.shape
+    a = fresh_fp8((4, k))
+    made = fp8core.scaled_mm_nt(a, weight, ONE, ONE, out_dtype="float32")
+    np.testing.assert_array_equal(made, fp8core.scaled_mm_nt(a, weight.copy(), ONE, ONE, out_dtype="float32"))
+    assert made.shape == (4, n)
 
 
 def test_a_layer_refuses_a_scale_that_is_not_of_the_stated_groups_of_its_input():

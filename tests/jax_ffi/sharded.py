@@ -106,6 +106,25 @@ def rows_and_columns(kind, mesh):
     check(f"{kind} ends of groups", jax.jit(call)(put(mesh, q, "a"), put(mesh, scale, "a")), call(q, scale))
 
 
+def groups_along_an_axis(kind, mesh):
+    """Groups that span an axis, which may be divided as their scales are given."""
+    for group, spec, shape in (((-1, 32), ("a",), (1, K // 32)), ((1, K), ("a", "b"), (16, 1))):
+        x, scale = wide(16, K), wide(*shape, dtype=np.float32)
+        for name, given, call in (
+            ("quantized", x, lambda x, scale, of=group: fp8core.quantize(x, scale=scale, group_shape=of).data),
+            (
+                "dequantized",
+                x.astype("float8_e4m3fn"),
+                lambda q, scale, of=group: fp8core.dequantize(q, scale, group_shape=of),
+            ),
+        ):
+            arrays = (
+                put(mesh, given, *spec),
+                put(mesh, scale, *(of if n > 1 else None for of, n in zip(spec, shape, strict=False))),
+            )
+            check(f"{kind} {group} {name}", jax.jit(call)(*arrays), call(given, scale), collectives(call, *arrays))
+
+
 def groups_of_rows(kind, mesh):
     """Groups of rows that one device would not have whole."""
     group = 2, 64
@@ -152,6 +171,11 @@ def requantized(x):
     return tuple(fp8core.requantize_with_max_scale(x.astype("float8_e4m3fn"), scales, [7, 9]))
 
 
+def by_groups(x):
+    """The scales of groups, given."""
+    return fp8core.quantize(x, scale=fp8core.quantize(x, group_shape=GROUP_128).scale, group_shape=GROUP_128).data
+
+
 def quantizations(kind, mesh):
     x = wide(16, K)
     for name, spec, call in (
@@ -159,6 +183,12 @@ def quantizations(kind, mesh):
         ("group", ("a", "b"), lambda x: tuple(fp8core.quantize(x, group_shape=GROUP_128))),
         ("static", ("a", "b"), lambda x: fp8core.quantize(x, scale=0.5).data),
         ("static rows", ("a", "b"), lambda x: fp8core.quantize(x, scale=ones(x)[:16, None]).data),
+        (
+            "static rows of one axis",
+            ("a", "b"),
+            lambda x: fp8core.quantize(x, scale=ones(x)[:16], group_shape=PER_TOKEN).data,
+        ),
+        ("static groups", ("a", "b"), by_groups),
         ("static columns", ("a", "b"), lambda x: fp8core.quantize(x[None], scale=0.5, group_shape=PER_TENSOR).data),
         ("silu", (("a", "b"),), lambda x: tuple(fp8core.silu_and_mul_quant(x))),
         ("norm", ("b",), lambda x: tuple(fp8core.rms_norm_quant(x, ones(x), 1e-6))),
@@ -267,6 +297,16 @@ def without_a_sharding(kind, mesh):
         assert not fp8core.all_close_1d(put(mesh, jnp.arange(8, dtype=np.float32), "a"))
 
 
+def in_a_context(kind, mesh):
+    """Arrays that are divided over the mesh of the context stay divided."""
+    x, w = wide(16, K), weight()
+    layer = lambda x, data, scale: fp8core.linear(x, Quantized(data, scale, PER_CHANNEL))  # noqa: E731
+    arrays = put(mesh, x, "a"), put(mesh, w.data, "b"), put(mesh, w.scale, "b")
+    with jax.set_mesh(mesh):
+        made, found = jax.jit(layer)(*arrays), collectives(layer, *arrays)
+    check(f"{kind} divided in a context", made, fp8core.linear(x, w), found, alike=near)
+
+
 def gradients(kind, mesh):
     x, w = wide(16, K, dtype=np.float32), weight()
     loss = lambda x, w: (fp8core.linear(x, w) ** 2).sum()  # noqa: E731
@@ -314,6 +354,7 @@ if __name__ == "__main__":
             mixtures,
             mixtures_by_hand,
             rows_and_columns,
+            groups_along_an_axis,
             groups_of_rows,
             groups_that_devices_cannot_share,
             quantizations,
@@ -322,6 +363,7 @@ if __name__ == "__main__":
             scanned_and_mapped,
             experts,
             without_a_sharding,
+            in_a_context,
             gradients,
         ):
             part(kind, mesh)

@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("jax")
 
 import jax
-import numpy as np
 
 from fp8core.jax import ending, handler
 from jax_ffi.test_processes import program
@@ -77,14 +76,32 @@ def test_nor_does_who_has_called_nothing(waited, monkeypatch):
     assert waited == []
 
 
-def test_programs_have_run_when_it_returns():
-    ran = []
+SLOW = """
+    import time
+    import jax, numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+    import fp8core, fp8core.jax
+    from fp8core.jax import ending, programs
 
-    def slow(x):
-        ran.append(np.asarray(x).sum())
-        return x
+    ran, launch, devices = [], programs.Prepared.__call__, jax.devices()
 
-    call = jax.jit(lambda x: jax.pure_callback(slow, jax.ShapeDtypeStruct((512, 512), np.float32), x @ x))
-    call(np.ones((512, 512), np.float32))
-    ending.wait_for_programs("cpu")
-    assert ran == [512.0**3]
+    def slow(*given):
+        time.sleep(0.2)
+        launch(*given)
+        ran.append(given)
+
+    programs.Prepared.__call__ = slow
+    call = jax.jit(lambda x: fp8core.quantize(x @ x).data)
+    over = NamedSharding(Mesh(np.array(devices), "a"), P("a"))  # the product gathers x
+    for where, parts in ((devices[-1], 1), (over, len(devices))):
+        ran.clear()
+        call(jax.device_put(np.ones((516, 516), np.float32), where))
+        ending.wait_for_programs("cpu")
+        print(len(ran) == parts)
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 6])
+def test_programs_have_run_when_it_returns(devices):
+    """One of the last device, and one of all devices, whose results nobody keeps."""
+    assert program(SLOW, XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}") == ["True", "True"]

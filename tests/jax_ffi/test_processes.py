@@ -33,9 +33,9 @@ def program(text, *arguments, **environment):
 def test_four_devices():
     lines = run(str(ROOT / "tests/jax_ffi/sharded.py"), XLA_FLAGS="--xla_force_host_platform_device_count=4")
     assert lines[-1] == "all"
-    layers, quantizations = 12 + 13 + 4, 2 * 13 + 7
+    layers, quantizations = 12 + 13 + 4, 2 * 15 + 7 + 4
     mixtures = 13 + 2 + 7 + 2
-    assert len(lines) == 2 * (layers + mixtures + 6 + 2 + 6 + quantizations + 4 + 2 + 2 + 2 + 2 + 1) + 1
+    assert len(lines) == 2 * (layers + mixtures + 6 + 2 + 6 + quantizations + 4 + 2 + 2 + 2 + 2 + 1 + 1) + 1
 
 
 def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
@@ -51,8 +51,10 @@ def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
 
         devices, w = np.array(jax.devices()), weight()
         four, twelve, two = Mesh(devices[:4], "a"), Mesh(devices, "a"), Mesh(devices.reshape(2, 6), ("b", "a"))
+        beside_one = Mesh(devices[:4].reshape(4, 1), ("a", "b"))
         for mesh, over, rows, leading in (
             *((four, "a", 8, leading) for leading in ((2, 4), (4, 2), (2, 2, 2), (1, 2, 4))),
+            (beside_one, "a", 8, (8,)),
             *((twelve, "a", 24, leading) for leading in ((2, 12), (3, 8), (4, 6), (2, 3, 4), (3, 2, 4), (8, 3))),
             *((two, ("a", "b"), 24, leading) for leading in ((2, 12), (3, 8), (6, 4), (4, 6))),
         ):
@@ -71,7 +73,7 @@ def test_rows_that_a_reshape_left_divided_over_parts_of_an_axis():
     )
     gathered = [line for line in lines if not line.endswith(": ")]  # which no parts of their axes tell
     assert gathered == ["a (8, 3): all-gather", "('a', 'b') (4, 6): all-gather"]
-    assert len(lines) == 14
+    assert len(lines) == 15
 
 
 def test_jax_loads_only_what_its_programs_need_and_no_compiler_is_in_reach():

@@ -1,4 +1,4 @@
-"""What `moe_permute` and `moe_unpermute` refuse: arrays that do not fit, and sizes that kernels cannot count."""
+"""What `moe_permute` and `moe_unpermute` refuse, and the alignment that their kernels may rely on."""
 
 import re
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fp8core
-from fp8core import BLOCK_128, PER_TENSOR, ArraySpec, Quantized, moe_permute, moe_unpermute
+from fp8core import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, ArraySpec, Quantized, moe_permute, moe_unpermute
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError, UnsupportedProblemError
 from support.engines import fresh_fp8
 
@@ -35,6 +35,11 @@ X, IDS, ONE = np.zeros((4, 8), np.float32), np.zeros((4, 2), np.int32), np.ones(
             lambda: moe_permute(Quantized(fresh_fp8((4, 8)), np.ones((3, 1), np.float32)), IDS, 3),
             ShapeError,
             r"scale needs shape \(4, groups\), .* got \(3, 1\)",
+        ),
+        (
+            lambda: moe_permute(Quantized(fresh_fp8((4, 8)), np.ones((4, 1, 2), np.float32)), IDS, 3),
+            ShapeError,
+            r"scale needs shape \(4, groups\), .* got \(4, 1, 2\)",
         ),
         (
             lambda: moe_permute(Quantized(fresh_fp8((4, 8)), np.ones((4, 1))), IDS, 3),
@@ -90,6 +95,22 @@ def test_scales_of_several_rows(tokens, scale, group):
         moe_permute(Quantized(fresh_fp8((tokens, 256)), scale, group), IDS[:tokens], 3)
 
 
+@pytest.mark.parametrize(
+    ("shape", "group", "wanted"),
+    [
+        ((4, 3), GROUP_128, (4, 2)),
+        ((4, 1), GROUP_128, (4, 2)),
+        ((4,), GROUP_128, (4, 2)),
+        ((4, 0), GROUP_128, (4, 2)),
+        ((4, 2), PER_TOKEN, (4, 1)),
+    ],
+)
+def test_a_scale_of_other_groups_than_its_own(shape, group, wanted):
+    words = f"scale needs shape {wanted}, as group_shape is {tuple(group)}, got {shape}"
+    with pytest.raises(ShapeError, match=re.escape(words)):
+        moe_permute(Quantized(fresh_fp8((4, 256)), np.ones(shape, np.float32), group), IDS, 3)
+
+
 MANY = ArraySpec((1 << 27, 8), "int32")
 NONE = ArraySpec((1 << 30, 0), "int32")
 
@@ -130,3 +151,36 @@ def test_more_choices_than_kernels_count():
     rows = np.broadcast_to(X[0], (1 << 27, 8))
     with pytest.raises(UnsupportedProblemError, match=re.escape("topk_ids needs less than 2**30 rows and elements")):
         moe_permute(rows, np.empty(rows.shape, np.int32), 4)  # memory that is never touched
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "dtype", "alignment"),
+    [
+        ((4, 8), None, "float32", 16),
+        ((4, 9), None, "float32", 4),
+        ((4, 8), (9, 1), "float32", 4),
+        ((4, 6), (8, 1), "float32", 8),
+        ((4, 32), (34, 1), "float8_e4m3fn", 2),
+        ((4, 34), (64, 1), "float8_e4m3fn", 2),
+    ],
+)
+def test_rows_are_copied_in_parts_that_are_aligned_in_both_arrays(shape, strides, dtype, alignment):
+    x = ArraySpec(shape, dtype, strides=strides)
+    explained = fp8core.explain(moe_permute, x, ArraySpec((4, 2), "int32"), 3, target="sm_90")
+    assert explained.problem.alignment == alignment
+
+
+@pytest.mark.parametrize(
+    ("cols", "stride", "dtype", "out_dtype", "alignment"),
+    [
+        (8, 8, "float32", "bfloat16", 16),
+        (8, 8, "bfloat16", "float32", 8),  # four numbers, which are 16 bytes of the result
+        (8, 9, "float32", "float32", 4),
+        (6, 6, "float32", "float32", 8),
+        (6, 8, "bfloat16", "float32", 4),
+    ],
+)
+def test_numbers_are_added_in_vectors_that_are_aligned_in_both_arrays(cols, stride, dtype, out_dtype, alignment):
+    y, inverse = ArraySpec((4, cols), dtype, strides=(stride, 1)), ArraySpec((4, 2), "int32")
+    explained = fp8core.explain(moe_unpermute, y, inverse, out_dtype=out_dtype, target="sm_90")
+    assert explained.problem.alignment == alignment

@@ -6,9 +6,10 @@ import math
 import ml_dtypes
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import fp8core
-from fp8core.checkpoint import files, quantize_checkpoint
+from fp8core.checkpoint import convert_checkpoint, files, quantize_checkpoint
 from fp8core.errors import CheckpointError
 from support import reference
 from support.checkpoints import (  # noqa: F401
@@ -51,6 +52,18 @@ def test_weights_and_scales_are_the_reference_bit_for_bit_and_the_rest_is_copied
         assert (scale.dtype, scale.shape) == (np.float32, shape)
         np.testing.assert_array_equal(data.view(np.uint8), np.asarray(want[0]).view(np.uint8))
         np.testing.assert_array_equal(scale.ravel(), np.asarray(want[1]).ravel())
+
+
+@pytest.mark.parametrize(("given", "named"), [({}, "pt"), ({"format": "np"}, "np")])
+def test_a_new_file_names_the_framework_of_the_old_one_or_torch(tmp_path, given, named):
+    """transformers refuses files that name none."""
+    source, fp8, bf16 = (tmp_path / f"{name}.safetensors" for name in ("in", "fp8", "bf16"))
+    save_file({"up.weight": normal(64, 32)}, source, given)
+    quantize_checkpoint(source, fp8)
+    assert files.read_header(fp8).metadata["format"] == named
+    save_file(read(fp8), fp8, given)
+    convert_checkpoint(fp8, bf16, to="bf16")
+    assert files.read_header(bf16).metadata["format"] == named
 
 
 def test_every_tensor_is_aligned_to_its_items_and_metadata_is_kept(source, target):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fp8core.checkpoint import convert_checkpoint, open_checkpoint, quantize_checkpoint
@@ -152,3 +153,18 @@ def test_what_may_not_be_read_or_written_says_so(source, closed):
         assert run.stdout.startswith(f"cannot {verb} {what}")
         assert "Permission denied" in run.stdout
         assert left_in(folder) == ["in"]
+
+
+@pytest.mark.parametrize("counts", [1, 2])
+def test_the_index_says_which_of_two_tensors_of_a_name_counts_also_in_the_new_one(tmp_path, counts):
+    source, names = tmp_path / "twice", [f"model-0000{at}-of-00002.safetensors" for at in (1, 2)]
+    source.mkdir()
+    for at, name in enumerate(names, 1):
+        write(source / name, {"up.weight": np.full((64, 32), at, np.float32), f"{at}.bias": np.ones(4, np.float32)})
+    (source / "config.json").write_text("{}")
+    weight_map = {"up.weight": names[counts - 1], "1.bias": names[0], "2.bias": names[1]}
+    (source / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    quantize_checkpoint(source, tmp_path / "out")
+    index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
+    assert index["weight_map"] == {**weight_map, "up.weight_scale": names[counts - 1]}
+    assert open_checkpoint(tmp_path / "out").layers["up"].scales().max() == np.float32(counts / 448)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint, replacing, writing
+from fp8core.checkpoint import convert_checkpoint, plan_checkpoint, quantize_checkpoint, replacing, writing
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import scheme_in, source  # noqa: F401
 from support.checkpoints import left_in, model, normal, read, write
@@ -43,6 +43,16 @@ def test_a_strangers_config_beside_a_file_is_no_obstacle(tmp_path, source, confi
     assert len(quantize_checkpoint(source / "model.safetensors", tmp_path / "out.safetensors").quantized) == 2
     with pytest.raises(CheckpointError, match="JSON"):
         quantize_checkpoint(source, tmp_path / "out")
+
+
+def test_a_file_without_a_configuration_takes_that_of_the_one_that_it_replaces_away(tmp_path):
+    write(tmp_path / "in.safetensors", {"up.weight": normal(64, 32)})
+    fp8, other = tmp_path / "fp8.safetensors", tmp_path / "other.safetensors"
+    for target in (fp8, other):
+        quantize_checkpoint(tmp_path / "in.safetensors", target)
+        assert target.with_suffix(".config.json").exists()
+    convert_checkpoint(fp8, other, to="bf16", force=True)
+    assert not other.with_suffix(".config.json").exists()
 
 
 @pytest.mark.parametrize("record", [None, "{", "[]", '{"files": 3}', '{"files": {}}'])

@@ -231,7 +231,7 @@ def truncated(path):
 
 
 def open_to_others(path):
-    path.chmod(0o666)
+    path.chmod(0o602)
 
 
 def open_to_the_group(path):
@@ -250,7 +250,7 @@ def of_another_user(path):
         (bound_socket, "No such device or address"),
         (too_large, f"it is too large ({kernel_cache.LARGEST + 1} bytes)"),
         (truncated, "it is damaged"),
-        (open_to_others, "it can be written by others (mode 0666)"),
+        (open_to_others, "it can be written by others (mode 0602)"),
         (open_to_the_group, "it can be written by others (mode 0660)"),
         pytest.param(of_another_user, f"it belongs to user {OTHER_USER}", marks=root),
     ],

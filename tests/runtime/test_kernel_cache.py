@@ -274,10 +274,21 @@ def test_a_killed_writer_leaves_the_old_kernel_and_what_it_began_is_removed(fold
         assert kernel_cache.fetch(name, Compiler()) == (KERNEL, before)
         kernel_cache.keep("other", KERNEL)
         assert left.exists(), "its writer may be at work"
-        age(left, kernel_cache.UNFINISHED_SECONDS + 60)
+        for old in (left, folder / name):
+            age(old, kernel_cache.UNFINISHED_SECONDS + 60)
         kernel_cache.keep("other", KERNEL)
     assert {path.name for path in folder.iterdir()} == {name, "other"}
     assert kernel_cache.fetch(name, Compiler()) == (KERNEL, True)
+
+
+def test_no_folder_stays_open(folder):
+    name = kernel_cache.name_of("text")
+    kernel_cache.keep(name, KERNEL)
+    opened = set(Path("/proc/self/fd").iterdir())
+    kernel_cache.keep(name, KERNEL)
+    assert kernel_cache.has(name)
+    assert kernel_cache.refusal() is None
+    assert set(Path("/proc/self/fd").iterdir()) == opened
 
 
 def test_a_killed_writer_that_had_renamed_leaves_the_new_kernel(folder):
