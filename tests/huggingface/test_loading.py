@@ -217,13 +217,14 @@ def test_a_scale_that_was_removed_is_named(folders, tmp_path):
     scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
     static = from_pretrained(folders / "wide", quantization_config=Fp8CoreConfig("static", input_scales=scales))
     static.save_pretrained(tmp_path / "static")
-    static.model.layers[0].mlp.up_proj.input_scale = None
-    with pytest.raises(CheckpointError, match=r"needs a static scale .*layers\.0\.mlp\.up_proj, .* got none"):
-        static.save_pretrained(tmp_path / "removed")
+    for model in (static, from_pretrained(tmp_path / "static")):
+        model.model.layers[0].mlp.up_proj.input_scale = None
+        with pytest.raises(CheckpointError, match=r"needs a static scale .*layers\.0\.mlp\.up_proj, .* got none"):
+            model.save_pretrained(tmp_path / "removed")
     model = from_pretrained(tmp_path / "static")
-    model.model.layers[0].mlp.up_proj.input_scale = None
+    model.model.layers[0].mlp.up_proj.weight_scale = None
     with pytest.raises(
-        CheckpointError, match=r"0\.mlp\.up_proj\.input_scale needs a tensor, as the file has input_scale"
+        CheckpointError, match=r"mlp\.up_proj\.weight_scale needs a tensor, as the file has weight_scale"
     ):
         model.save_pretrained(tmp_path / "removed")
 
