@@ -136,8 +136,11 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -
         if experts is None and len(shape) == 3 and parent in with_routers:
             experts = f"{parent}.experts"  # as vLLM names them
         if tower is not None and tower not in fp8_towers and (numbered(name) or not layers_only):
-            towers = {tower, *map(tower_of, renamed(name))} - fp8_towers - {None}
-            ignored |= {rf"re:(.*\.)?{re.escape(one)}(\..*)?$" for one in towers if one is not None}
+            ignored |= {
+                rf"re:(.*\.)?{re.escape(one)}(\..*)?$"
+                for one in map(tower_of, (name, *renamed(name)))
+                if one is not None and one not in fp8_towers
+            }
         elif experts is not None and experts not in fp8_mixtures:
             ignored.add(rf"re:{re.escape(experts)}(\..*)?$")
         elif is_weight:
