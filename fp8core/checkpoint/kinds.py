@@ -128,10 +128,18 @@ class Names(NamedTuple):
     """Whether all layers are in towers: then the model is a vision or audio model, and its layers are no tower's."""
 
 
-def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json with the fields of its text_config, which models of several modes have, at its top."""
-    text = config.get("text_config")
-    return {**config, **(text if isinstance(text, dict) else {})}
+def sizes_of(config: Mapping[str, Any], module: str = "") -> dict[str, Any]:
+    """Return a config.json with the fields of nested configurations at its top: those that are about a module.
+
+    A part of the module's name begins with theirs: ``thinker.model`` has thinker_config, ``vision_tower`` has
+    vision_config. If there are none it is text_config, which models of several modes have.
+    """
+    nested = {name.removesuffix("_config"): one for name, one in config.items() if isinstance(one, dict)}
+    named = [one for name, one in nested.items() if any(part.startswith(name) for part in module.split("."))]
+    sizes = dict(config)
+    for one in named or [one for name, one in nested.items() if name == "text"]:
+        sizes |= sizes_of(one, module)
+    return sizes
 
 
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
