@@ -202,10 +202,14 @@ def _by_name(module: str, model_type: str) -> Kind | None:
     return None
 
 
-@lru_cache(maxsize=4096)
 def tower_of(module: str) -> str | None:
     """Return the part of a module's name that makes it part of a tower, or None."""
-    return next((part for part in module.split(".") if any(fnmatchcase(part, one) for one in TOWERS)), None)
+    return next(filter(_is_tower, module.split(".")), None)
+
+
+@lru_cache(maxsize=4096)
+def _is_tower(part: str) -> bool:
+    return any(fnmatchcase(part, one) for one in TOWERS)
 
 
 def numbered(module: str) -> bool:
