@@ -97,11 +97,31 @@ def test_a_folder_in_the_folder(folders, name, tmp_path):
     assert is_fp8(from_pretrained(tmp_path / "all", subfolder="inner"))
 
 
+AUTO = [{"tp_plan": "auto"}, {"distributed_config": {"tp_plan": "auto"}}]
+
+
 @both
-@pytest.mark.parametrize("spread", [{"tp_plan": "auto"}, {"tp_size": 2}, {"device_mesh": object()}])
-def test_layers_are_not_spread_over_processes(folders, name, spread):
-    with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {next(iter(spread))}"):
+@pytest.mark.parametrize(
+    ("spread", "got"),
+    [
+        *((one, "tp_size=2") for one in (*AUTO, {"tp_size": 2})),
+        ({"distributed_config": {"fsdp_size": 2}}, "fsdp_size=2"),
+        ({"device_mesh": object()}, "device_mesh"),
+    ],
+)
+def test_layers_are_not_spread_over_processes(folders, name, spread, got, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {got}: leave it out"):
         from_pretrained(folders / name, **spread)
+
+
+@both
+@pytest.mark.parametrize("spread", [*AUTO, {"tp_size": 1}])
+@pytest.mark.filterwarnings("ignore:Passing `tp_plan` directly:FutureWarning")
+def test_one_process_has_the_whole_model(folders, name, spread):
+    """As in transformers, whose plan "auto" counts the processes."""
+    found = from_pretrained(folders / name, **spread)
+    assert torch.equal(logits(found), logits(from_pretrained(folders / name)))
 
 
 @both
