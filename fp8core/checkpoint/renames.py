@@ -21,6 +21,7 @@ _MLP_OF_VIT: Final = (
     (r"intermediate\.dense", "mlp.fc1"),
     (r"output\.dense", "mlp.fc2"),
 )
+_OF_COSMOS: Final = (r"self_attn\.to_([qkv])", r"self_attn.\1_proj"), (r"self_attn\.to_out", "self_attn.o_proj")
 _OF_DETR: Final = (
     (r"\bout_proj", "o_proj"),
     (r"layers\.(\d+)\.fc(\d)", r"layers.\1.mlp.fc\2"),
@@ -49,6 +50,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"self_attn\.f_proj", "self_attn.forget_gate.f_proj"),
     ),
     "cohere_asr": (
+        (r"transf_decoder\._decoder\.", "decoder."),
         ("first_sub_layer", "self_attn"),
         ("second_sub_layer", "encoder_attn"),
         (r"third_sub_layer\.dense_in", "mlp.fc1"),
@@ -69,11 +71,13 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"\bsa_v_proj", "self_attn.v_proj"),
         (r"\bca_v_proj", "encoder_attn.v_proj"),
     ),
-    "cosmos3_edge": ((r"mlp\.up_proj", "mlp.fc1"), (r"mlp\.down_proj", "mlp.fc2")),
-    "cosmos3_edge cosmos3_omni": (
-        (r"self_attn\.to_([qkv])", r"self_attn.\1_proj"),
-        (r"self_attn\.to_out", "self_attn.o_proj"),
+    "cosmos3_edge": (
+        (r"^layers\.", "language_model.layers."),
+        (r"mlp\.up_proj", "mlp.fc1"),
+        (r"mlp\.down_proj", "mlp.fc2"),
+        *_OF_COSMOS,
     ),
+    "cosmos3_omni": _OF_COSMOS,
     "d_fine": (
         ("out_proj", "o_proj"),
         (r"layers\.(\d+)\.fc1", r"layers.\1.mlp.layers.0"),
@@ -104,8 +108,10 @@ RENAMES: Final[Mapping[str, Rules]] = {
     ),
     "dory": ((r"self_attn\.g_proj", "self_attn.gate_proj"),),
     "dots3_note": (
-        (r"^audio_adapter\.proj\.1", "model.audio_tower.adapter.fc1"),
-        (r"^audio_adapter\.proj\.3", "model.audio_tower.adapter.fc2"),
+        (r"^model\.layers", "model.language_model.layers"),
+        (r"\baudio_adapter\.proj\.1", "adapter.fc1"),
+        (r"\baudio_adapter\.proj\.3", "adapter.fc2"),
+        (r"\baudio_encoder\.dots_encoder\.speech_encoder\.", "audio_tower."),
         (r"\baudio_encoder\.", "audio_tower."),
         (r"\bvision_encoder\.", "vision_tower."),
         (r"audio_tower\.(.*)\.out_proj", r"audio_tower.\1.o_proj"),
@@ -155,6 +161,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"\battn\.o_proj", "self_attn.o_proj"),
     ),
     "hunyuan_vl hy_v4_vl": (
+        (r"^model\.layers", "model.language_model.layers"),
         ("dense_h_to_4h", "fc1"),
         ("dense_4h_to_h", "fc2"),
         (r"^(model\.)?vit\.", "model.vision_tower."),

@@ -146,6 +146,22 @@ def test_layers_without_a_number_in_transformers_are_not_ignored_if_they_are_fp8
         assert is_ignored("model.embed_tokens", config)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "fp8", "kept", "theirs"),
+    [
+        ("cohere_asr", "encoder.layers.0.self_attn.linear_k", "transf_decoder._decoder.layers.0.first_sub_layer.key_net",
+         "decoder.layers.0.self_attn.k_proj"),
+        ("dots3_note", "audio_encoder.dots_encoder.speech_encoder.layers.0.self_attn.k_proj",
+         "model.layers.0.self_attn.k_proj", "language_model.layers.0.self_attn.k_proj"),
+    ],
+)  # fmt: skip
+def test_a_layer_is_ignored_by_its_whole_name_if_one_of_another_part_ends_alike(model_type, fp8, kept, theirs):
+    config = quantization_config(SCHEMES["channel"], [(f"{kept}.weight", (64, 64))], [fp8], {"model_type": model_type})
+    assert is_ignored(f"model.{theirs}", config)
+    assert not is_ignored("model.encoder.layers.0.self_attn.k_proj", config)
+    assert not is_ignored("model.audio_tower.layers.0.self_attn.k_proj", config)
+
+
 def test_layers_that_a_fused_parameter_is_split_into_are_ignored():
     kept = [("vision_model.transformer.resblocks.0.attn.in_proj_weight", (96, 32))]
     fp8, of_model = (
