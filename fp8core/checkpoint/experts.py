@@ -126,13 +126,13 @@ def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
     The hidden size is the number of inputs of gate and up, and of outputs of down. All tensors of a module have the
     same orientation, so that a tensor whose sides differ decides for the others.
     """
-    sizes = sizes_of(source.config)
-    hidden = sizes.get("hidden_size")
-    if not isinstance(hidden, int):
-        raise CheckpointError(f"split_experts needs hidden_size in the config.json of {source.path}, got none")
     present = {entry.name for entry in source.entries}
     possible: dict[str, set[bool]] = {}
     for stack in stacks.values():
+        sizes = sizes_of(source.config, stack.module)
+        hidden = sizes.get("hidden_size")
+        if not isinstance(hidden, int):
+            raise CheckpointError(f"split_experts needs hidden_size in the config.json of {source.path}, got none")
         _, rows, cols = stack.entry.shape
         by_rows, by_columns = (rows, cols) if stack.part in BACK else (cols, rows)
         fits = {transposed for transposed, extent in ((False, by_rows), (True, by_columns)) if extent == hidden}
@@ -151,7 +151,9 @@ def _oriented(source: Source, stacks: Mapping[str, Stack]) -> dict[str, Stack]:
     found = {}
     for name, stack in stacks.items():
         if len(possible[stack.module]) > 1:
-            raise CheckpointError(f"{stack.module} needs shapes that tell rows from columns, got {hidden} of both")
+            raise CheckpointError(
+                f"{stack.module} needs shapes that tell rows from columns, got {list(stack.entry.shape[1:])}"
+            )
         found[name] = stack._replace(transposed=possible[stack.module] == {True})
         if found[name].outputs % len(stack.parts):
             axis = "columns" if found[name].transposed else "rows"

@@ -125,7 +125,7 @@ def shard_widths(name: str, n: int, shards: int, config: Mapping[str, Any]) -> t
         return None
     if shards == 2:
         return (n // 2, n // 2) if n % 2 == 0 else None
-    sizes = sizes_of(config)
+    sizes = sizes_of(config, name)
     heads, hidden = (_count(sizes.get(key)) for key in ("num_attention_heads", "hidden_size"))
     if not heads:
         return None

@@ -128,10 +128,18 @@ class Names(NamedTuple):
     """Whether all layers are in towers: then the model is a vision or audio model, and its layers are no tower's."""
 
 
-def sizes_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json with the fields of its text_config, which models of several modes have, at its top."""
-    text = config.get("text_config")
-    return {**config, **(text if isinstance(text, dict) else {})}
+def sizes_of(config: Mapping[str, Any], module: str = "") -> dict[str, Any]:
+    """Return a config.json with the fields of nested configurations at its top: those that are about a module.
+
+    A part of the module's name begins with theirs: ``thinker.model`` has thinker_config, ``vision_tower`` has
+    vision_config. If there are none it is text_config, which models of several modes have.
+    """
+    nested = {name.removesuffix("_config"): one for name, one in config.items() if isinstance(one, dict)}
+    named = [one for name, one in nested.items() if any(part.startswith(name) for part in module.split("."))]
+    sizes = dict(config)
+    for one in named or [one for name, one in nested.items() if name == "text"]:
+        sizes |= sizes_of(one, module)
+    return sizes
 
 
 def names_of(modules: Iterable[str], tensors: Iterable[str], config: Mapping[str, Any]) -> Names:
@@ -194,10 +202,14 @@ def _by_name(module: str, model_type: str) -> Kind | None:
     return None
 
 
-@lru_cache(maxsize=4096)
 def tower_of(module: str) -> str | None:
     """Return the part of a module's name that makes it part of a tower, or None."""
-    return next((part for part in module.split(".") if any(fnmatchcase(part, one) for one in TOWERS)), None)
+    return next(filter(_is_tower, module.split(".")), None)
+
+
+@lru_cache(maxsize=4096)
+def _is_tower(part: str) -> bool:
+    return any(fnmatchcase(part, one) for one in TOWERS)
 
 
 def numbered(module: str) -> bool:

@@ -49,10 +49,11 @@ def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str,
 
     Args:
         layers: the layers of a checkpoint with the names of their weights, as `layers_of` returns them.
-        config: its config.json, which has the number of experts of a token.
+        config: its config.json, which has the number of experts of a token, maybe in a nested configuration.
 
     Warns:
-        RuntimeWarning: there are such experts, and the config does not say how many a token has. They are left out.
+        RuntimeWarning: there are such experts, and the config does not say how many of them a token has. They are left
+            out.
 
     Examples:
         >>> from fp8core.checkpoint.linear_shapes import LayerShape
@@ -62,7 +63,6 @@ def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str,
         >>> [(shape.experts, shape.inner, modules) for shape, modules in found.items()]
         [(8, 256, ['mlp.experts'])]
     """
-    each = _experts_of_a_token(config)
     modules: dict[str, dict[str, list[LayerShape]]] = defaultdict(lambda: defaultdict(list))
     for shape, names in layers.items():
         for name in names:
@@ -71,30 +71,45 @@ def mixtures_of(layers: Mapping[LayerShape, Sequence[str]], config: Mapping[str,
             if found and number.isdecimal() and projection in PARTS:
                 modules[before + EXPERTS][projection].append(shape)
     mixtures: dict[MixtureShape, list[str]] = {}
+    unknown: dict[str, object] = {}
     for module, projections in modules.items():
-        mixture = _mixture(projections, each or 0)
-        if mixture is not None:
-            mixtures.setdefault(mixture, []).append(module)
-    if mixtures and each is None:
-        module = next(iter(mixtures.values()))[0]
+        up = _up_of_alike(projections)
+        if up is None:
+            continue
+        given = _given(config, module)
+        each = _number(given)
+        if each is None:
+            unknown[module] = given
+            continue
+        scheme: Literal["channel", "block"] = "block" if up.scheme == "block" else "channel"
+        experts, gated = len(next(iter(projections.values()))), len(projections) == 3
+        mixture = MixtureShape(experts, each, up.k, up.n, scheme, gated, up.static, up.weight_dtype)
+        mixtures.setdefault(mixture, []).append(module)
+    if unknown:
+        module, given = next(iter(unknown.items()))
+        others = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
         needed = f"one number for all layers as {', '.join(EACH[:-1])} or {EACH[-1]}"
-        text = f"config.json needs {needed}, got none: the grouped products of {module} and others are left out"
+        got = "none" if given is None else repr(given)
+        text = f"config.json needs {needed}, got {got}: the grouped products of {module}{others} are left out"
         warnings.warn(text, RuntimeWarning, stacklevel=2)
-        return {}
     return mixtures
 
 
-def _experts_of_a_token(config: Mapping[str, Any]) -> int | None:
-    """Return how many experts a token has, or None if a config does not say, or says several numbers."""
-    sizes = sizes_of(config)
-    given = next((sizes[name] for name in EACH if sizes.get(name) is not None), None)
+def _given(config: Mapping[str, Any], module: str) -> object:
+    """Return what a config says about the number of experts that a token has in a module, or None."""
+    sizes = sizes_of(config, module)
+    return next((sizes[name] for name in EACH if sizes.get(name) is not None), None)
+
+
+def _number(given: object) -> int | None:
+    """Return the number of experts of a token, or None if what a config says is no number, or several."""
     numbers = given if isinstance(given, list) else [given]  # Hunyuan's has one for each layer
     (each, *others) = numbers or [None]
     return each if type(each) is int and each > 0 and all(other == each for other in others) else None
 
 
-def _mixture(projections: Mapping[str, Sequence[LayerShape]], each: int) -> MixtureShape | None:
-    """Return the mixture of the experts with these layers by projection; None if they cannot be grouped."""
+def _up_of_alike(projections: Mapping[str, Sequence[LayerShape]]) -> LayerShape | None:
+    """Return the up projection of experts with these layers by projection; None if they cannot be grouped."""
     first = [shapes for name, shapes in projections.items() if name not in BACK]
     last = [shapes for name, shapes in projections.items() if name in BACK]
     counts = {len(shapes) for shapes in projections.values()}
@@ -103,11 +118,10 @@ def _mixture(projections: Mapping[str, Sequence[LayerShape]], each: int) -> Mixt
     up, down = _only(shape for shapes in first for shape in shapes), _only(last[0])
     if up is None or down is None:
         return None
-    gated, across = len(first) == 2, up.scheme == "block" and up.n % BLOCK
-    if down != up._replace(n=up.k, k=up.n) or up.bias or (gated and across):
+    across = up.scheme == "block" and up.n % BLOCK
+    if down != up._replace(n=up.k, k=up.n) or up.bias or (len(first) == 2 and across):
         return None
-    scheme: Literal["channel", "block"] = "block" if up.scheme == "block" else "channel"
-    return MixtureShape(max(counts), each, up.k, up.n, scheme, gated, up.static, up.weight_dtype)
+    return up
 
 
 def _only(shapes: Iterable[LayerShape]) -> LayerShape | None:

@@ -156,6 +156,7 @@ def configuration(
     goal: Goal,
     kept: Iterable[tuple[str, tuple[int, ...]]],
     quantized: Iterable[str],
+    config: Mapping[str, Any],
     *,
     static: bool,
     kv_cache: KvStrategy | None,
@@ -167,6 +168,7 @@ def configuration(
         goal: the scaling of the weights.
         kept: name and shape of each tensor that is not FP8.
         quantized: the names of the FP8 modules.
+        config: the content of config.json.
         static: whether the file has scales of activations.
         kv_cache: what has a scale of the KV cache of its own; None if the file has none.
     """
@@ -185,7 +187,7 @@ def configuration(
         }
         return {**found, "scale_fmt": "ue8m0"} if goal.scale_format != "float32" else found
     scheme = MXFP8 if goal.granularity == "group" else SCHEMES[goal.granularity]
-    compressed = quantization_config(scheme.with_static_activations() if static else scheme, kept, quantized)
+    compressed = quantization_config(scheme.with_static_activations() if static else scheme, kept, quantized, config)
     group = compressed["config_groups"]["group_0"]
     if goal.granularity == "block":
         group["weights"]["block_structure"] = list(goal.group_shape)

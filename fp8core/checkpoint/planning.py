@@ -186,7 +186,8 @@ class PlannedConversion:
         kv_cache: KvStrategy | None = "tensor" if self.kv_scales else None
         if any(self.checkpoint.all_tensors[name].elements > 1 for name in self.kv_scales):
             kv_cache = "attn_head"
-        return configuration(self.output, goal, kept, self.changes, static=self.static, kv_cache=kv_cache)
+        config = self.checkpoint.config
+        return configuration(self.output, goal, kept, self.changes, config, static=self.static, kv_cache=kv_cache)
 
     def work(self) -> Work:
         """Return the files to write."""

@@ -123,6 +123,7 @@ def planned_quantization(
             scheme,
             [(verdict.tensor, verdict.shape) for verdict in verdicts if verdict.status != "quantized"],
             [verdict.module for verdict in verdicts if verdict.status == "quantized"],
+            source.config,
         ),
     )
     return PlannedQuantization(source, scheme_name, plan, shards)

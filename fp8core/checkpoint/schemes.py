@@ -8,15 +8,15 @@ import numpy as np
 
 from fp8core.checkpoint.kinds import is_router, modules_with_routers, numbered, tower_of
 from fp8core.checkpoint.naming import WEIGHT, module_of
-from fp8core.checkpoint.renames import renamed
+from fp8core.checkpoint.renames import Rules, renamed, rules_for
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
 
 GROUP_MX: Final = GroupShape(1, 32)
 """The group shape of MXFP8."""
-OUTSIDE_OF_LAYERS: Final = r"re:(?!(.*\.)?\d+(\.|$))"
-"""Matches the names of modules that have no number among their parts."""
+OF_LAYERS: Final = r"\d+(\.|$)"
+"""Matches the number of a layer in a module's name."""
 _ROUTERS: Final = "gate", "router"
 ROUTERS: Final = rf"re:(.*\.)?({'|'.join(_ROUTERS)})$"
 """Matches routers by the names that readers give them: transformers names Phi-MoE's ``gate`` ``router``."""
@@ -75,7 +75,10 @@ def scheme_of(name: str, others: Mapping[str, Scheme] = {}) -> Scheme:
 
 
 def quantization_config(
-    scheme: Scheme, kept: Iterable[tuple[str, tuple[int, ...]]], quantized: Iterable[str]
+    scheme: Scheme,
+    kept: Iterable[tuple[str, tuple[int, ...]]],
+    quantized: Iterable[str],
+    config: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """Return the "quantization_config" for config.json that compressed-tensors and vLLM read.
 
@@ -83,6 +86,7 @@ def quantization_config(
         scheme: the scaling of weights and activations.
         kept: name and shape of each tensor that is not quantized.
         quantized: the names of the quantized modules.
+        config: the content of config.json, which says whether transformers renames layers.
     """
     number = {"num_bits": 8, "type": "float", "symmetric": True}
     return {
@@ -97,59 +101,59 @@ def quantization_config(
                 "output_activations": None,
             }
         },
-        "ignore": sorted(_ignored(tuple(kept), frozenset(quantized))),
+        "ignore": sorted(_ignored(tuple(kept), frozenset(quantized), rules_for(config))),
         "kv_cache_scheme": None,
     }
 
 
-def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str]) -> set[str]:
+def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str], rules: tuple[Rules, ...]) -> set[str]:
     """Return the names and patterns of modules that are not quantized: lm_head, and every kept matrix.
 
     Names alone do not suffice, so there are also regular expressions:
 
-    - one for all modules outside of the numbered layers, if none of them is FP8: heads that are tied to the embedding
-      are not stored, and heads of a task are new;
-    - one beside the name of each layer, and one in place of the names of a tower's modules: transformers gives modules
-      other prefixes than checkpoints do;
-    - one for each other name that transformers may give to a layer (`fp8core.checkpoint.renames`);
+    - one for all modules outside of the numbered layers, if none of them is FP8, but for those that transformers makes
+      of layers: heads that are tied to the embedding are not stored, and heads of a task are new;
+    - one beside the name of each module that no other pattern has, and one in place of the names of a tower's modules:
+      transformers gives modules other prefixes than checkpoints do;
+    - one for each other name that transformers gives to a layer (`fp8core.checkpoint.renames`);
     - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
     - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
       to w3.
 
     None of them may match an FP8 layer.
     """
-    fp8_modules = {name for module in fp8 for name in (module, *renamed(module))}
-    fp8_names = {ending for name in fp8_modules for ending in _endings(name)}
+    fp8_modules = {name for module in fp8 for name in (module, *renamed(module + WEIGHT, rules))}
+    fp8_endings = {ending for name in fp8_modules for ending in _endings(name)}
     fp8_towers, fp8_mixtures = {tower_of(name) for name in fp8_modules}, {_experts_of(module) for module in fp8}
     fp8_leaves = {module.rpartition(".")[2] for module in fp8}
     with_routers = modules_with_routers(module_of(tensor) for tensor, _ in kept)
     ignored = {"lm_head"} - fp8
-    layers_only = all(numbered(module) for module in fp8)
+    layers_only = all(map(numbered, fp8))
     if layers_only:
-        ignored.add(OUTSIDE_OF_LAYERS)
+        unnumbered = sorted(re.escape(name) + "$" for name in fp8_modules if not numbered(name))
+        ignored.add(rf"re:(?!(.*\.)?({'|'.join((OF_LAYERS, *unnumbered))}))")
     for tensor, shape in kept:
-        is_weight = tensor.endswith(WEIGHT)
-        if len(shape) < 2 or not (is_weight or len(shape) > 2):
+        is_weight, name = tensor.endswith(WEIGHT), module_of(tensor)
+        others = () if len(shape) < 2 else tuple(renamed(tensor, rules))
+        if not (others or len(shape) > 2 or (is_weight and len(shape) == 2)):
             continue
-        name = module_of(tensor)
-        tower, experts, parent = tower_of(name), _experts_of(name), name.rpartition(".")[0]
+        experts, parent = _experts_of(name), name.rpartition(".")[0]
         if experts is None and len(shape) == 3 and parent in with_routers:
             experts = f"{parent}.experts"  # as vLLM names them
-        if tower is not None and tower not in fp8_towers and (numbered(name) or not layers_only):
-            towers = {tower, *map(tower_of, renamed(name))} - fp8_towers - {None}
-            ignored |= {rf"re:(.*\.)?{re.escape(one)}(\..*)?$" for one in towers if one is not None}
-        elif experts is not None and experts not in fp8_mixtures:
-            ignored.add(rf"re:{re.escape(experts)}(\..*)?$")
-        elif is_weight:
-            ignored.add(name)
-            if is_router(name) and fp8_leaves.isdisjoint(_ROUTERS):
-                ignored.add(ROUTERS)
-            for other in (name, *renamed(name)):
-                from_layer = _from_its_layer(other)
-                if from_layer is not None and from_layer not in fp8_names:
-                    ignored.add(rf"re:(.*\.)?{re.escape(from_layer)}$")
-                elif other not in fp8_names:
-                    ignored.add(other)
+        for module in (name, *others):
+            tower, from_layer = tower_of(module), _from_its_layer(module)
+            if tower is not None and tower not in fp8_towers and (numbered(name) or not layers_only):
+                ignored.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
+            elif experts is not None and experts not in fp8_mixtures:
+                ignored.add(rf"re:{re.escape(experts)}(\..*)?$")
+            elif is_weight or module != name:
+                if module == name:
+                    ignored.add(name)
+                endings = [one for one in (from_layer, module) if one is not None and one not in fp8_endings]
+                if endings and (from_layer is not None or not layers_only):
+                    ignored.add(rf"re:(.*\.)?{re.escape(endings[0])}$")
+                if is_router(module) and fp8_leaves.isdisjoint(_ROUTERS):
+                    ignored.add(ROUTERS)
     return ignored
 
 
@@ -160,10 +164,11 @@ def _experts_of(module: str) -> str | None:
 
 
 def _endings(module: str) -> Iterator[str]:
-    """Yield a module's name, and what is left of it from each numbered layer on."""
+    """Yield a module's name, and what is left of it from each of its parts on."""
     yield module
-    parts = module.split(".")
-    yield from (".".join(parts[at:]) for at, number in enumerate(parts[1:]) if number.isdigit())
+    while "." in module:
+        module = module.partition(".")[2]
+        yield module
 
 
 def _from_its_layer(module: str) -> str | None:

@@ -162,7 +162,7 @@ def quantization_config(model: nn.Module) -> dict[str, Any]:
     """Return the value of "quantization_config" in config.json for the model's saved state.
 
     It is in the format of compressed-tensors, which vLLM and transformers read, and equals what ``fp8core quantize``
-    writes for the same layers.
+    writes for the same layers, but for names that transformers gives to layers while it loads a checkpoint.
 
     Args:
         model: a model with at least one `Linear`. All of them need the same scheme, and all or none a static scale.

@@ -13,6 +13,8 @@ from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError
 
 METHOD: Final = "fp8core"
+SIZES: Final = "tp_size", "ep_size", "pp_size", "fsdp_size", "dp_replicate_size"
+"""Fields of transformers' DistributedConfig: the numbers of processes that share the layers of a model."""
 
 
 @register_quantization_config(METHOD)
@@ -78,6 +80,18 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         """Return the value for config.json: the configuration of the checkpoint's format, once it is known."""
         own: dict[str, Any] = dict(self.__dict__)
         return copy.deepcopy(own if self.source is None else self.source)
+
+
+def refuse_spread(asked: Any) -> None:
+    """Refuse a DistributedConfig of transformers that spreads layers over processes; None asks for nothing.
+
+    Raises:
+        DeviceError: the layers would be spread over more than one process, which FP8 layers do not support.
+    """
+    for name in SIZES:
+        size = getattr(asked, name, None) or 1
+        if size > 1:
+            raise spread_over_processes(f"{name}={size}")
 
 
 def spread_over_processes(got: str) -> DeviceError:

@@ -7,20 +7,19 @@ from pathlib import Path
 from typing import Any, Final
 
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.distributed import DistributedConfig
 from transformers.utils import cached_file
 
 from fp8core.checkpoint import open_checkpoint
 from fp8core.checkpoint.claims import MODELOPT_FILE
 from fp8core.checkpoint.source import read_json
 from fp8core.errors import CheckpointError, DTypeError
-from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
+from fp8core.transformers.config import METHOD, Fp8CoreConfig, refuse_spread, spread_over_processes
 
 PLACES: Final = ("cache_dir", "force_download", "proxies", "token", "revision", "local_files_only", "subfolder")
 """Keyword arguments that say where a checkpoint is."""
 SHARED: Final = (*PLACES, "trust_remote_code", "code_revision", "dtype", "torch_dtype")
 """Keyword arguments that both a configuration and a model take."""
-PARALLEL: Final = ("tp_plan", "tp_size", "distributed_config", "device_mesh")
-"""Keyword arguments that spread a model's layers over processes."""
 
 
 def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausalLM, **kwargs: Any) -> Any:
@@ -34,7 +33,7 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
         auto: the class that loads the model, such as ``AutoModelForCausalLM``, ``AutoModel`` or a model's own class.
         **kwargs: arguments of the class's from_pretrained: device_map, dtype, revision; and, for a checkpoint that is
             not FP8, quantization_config, an `Fp8CoreConfig`. Arguments that are fields of the configuration, such as
-            num_labels, change it. tp_plan and others that spread layers over processes are refused.
+            num_labels, change it. Those that spread layers over several processes, such as tp_plan, are refused.
 
     Returns:
         The model.
@@ -63,9 +62,9 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
     _check_path(path)
     if not callable(getattr(auto, "from_pretrained", None)):
         raise DTypeError(f"auto needs a class with from_pretrained, got {auto!r}")
-    spread = [name for name in PARALLEL if kwargs.get(name) is not None]
-    if spread:
-        raise spread_over_processes(spread[0])
+    refuse_spread(_distributed(kwargs))
+    if kwargs.get("device_mesh") is not None:
+        raise spread_over_processes("device_mesh")
     asked = kwargs.pop("quantization_config", None)
     wanted = asked.get("quant_method") if isinstance(asked, Mapping) else getattr(asked, "quant_method", None)
     if asked is not None and wanted != METHOD:
@@ -125,6 +124,15 @@ def _check_path(path: object) -> None:
     """Refuse what transformers would take for the name of a repository, and look for on the network."""
     if not isinstance(path, str | os.PathLike):
         raise DTypeError(f"path needs a folder or the name of a repository, got {path!r}")
+
+
+def _distributed(kwargs: Mapping[str, Any]) -> Any:
+    """Return what transformers makes of the arguments that spread layers over processes; None if there are none."""
+    plan, size = kwargs.get("tp_plan"), kwargs.get("tp_size")
+    if plan is not None or size is not None:
+        return DistributedConfig(tp_plan=plan, tp_size=size)
+    asked = kwargs.get("distributed_config")
+    return DistributedConfig.from_dict(asked) if isinstance(asked, dict) else asked
 
 
 def _configured(place: Any, path: str | os.PathLike[str], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -4,7 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -21,15 +21,12 @@ from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.torch.input_dtypes import high_precision
 from fp8core.torch.layers import not_finite, refused
-from fp8core.transformers.config import METHOD, Fp8CoreConfig, spread_over_processes
+from fp8core.transformers.config import METHOD, Fp8CoreConfig, refuse_spread
 from fp8core.transformers.experts import Experts, layouts_of
 from fp8core.transformers.grouping import group_experts_, separate_experts_
 from fp8core.transformers.names import WEIGHT, Named, Names, has, transforms_of
-from fp8core.transformers.stored import as_stored, carry, complete, initialized, refuse_bad_scales, waiting
+from fp8core.transformers.stored import carry, complete, initialized, refuse_bad_scales, store_scales_, waiting
 from fp8core.transformers.unstacking import unstack_experts
-
-SIZES: Final = "tp_size", "ep_size", "pp_size", "fsdp_size", "dp_replicate_size"
-"""Fields of transformers' distributed_config: the numbers of processes that share the layers of a model."""
 
 
 @register_quantizer(METHOD)
@@ -87,10 +84,7 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         return high_precision(dtype)
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
-        spread = getattr(model.config, "distributed_config", None)  # set only while a model is distributed; not saved
-        for name in SIZES:
-            if (getattr(spread, name, None) or 1) > 1:
-                raise spread_over_processes(f"{name}={getattr(spread, name)}")
+        refuse_spread(getattr(model.config, "distributed_config", None))  # set while a model is loaded; not saved
         files = [Path(file) for file in checkpoint_files or ()]
         if not files or any(file.suffix != ".safetensors" for file in files):
             raise CheckpointError(f"a model in FP8 needs safetensors files, got {[file.name for file in files]}")
@@ -231,26 +225,26 @@ class Fp8CoreQuantizer(HfQuantizer):  # type: ignore[misc]
         group_experts_(model)
         return model
 
-    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the state to save: scales have the names, shapes and dtypes of the checkpoint that was loaded.
 
         Raises:
             CheckpointError: a layer is no longer FP8, or no longer static or dynamic, as the configuration to be saved
                 says.
         """
-        modules, kept = dict(model.named_modules()), as_stored(model)
-        own = model.state_dict()
+        modules, state = dict(model.named_modules()), model.state_dict()
         for name, static in self._layers.items():
             if type(modules.get(name)) is nn.Linear:
                 raise CheckpointError(
                     f"save_pretrained needs {name} in FP8, as its configuration says, got a Linear of torch.nn: "
                     "dequantize a model of transformers by its own dequantize()"
                 )
-            if f"{name}.weight" in own and (f"{name}.input_scale" in own) != static:
+            if f"{name}.weight" in state and (f"{name}.input_scale" in state) != static:
                 what = f"static scale of the inputs of {name}, as its configuration says"
                 needed, got = ("a", "none") if static else ("no", "one")
                 raise CheckpointError(f"save_pretrained needs {needed} {what}, got {got}")
-        return kept, {}
+        store_scales_(model, state)
+        return state, {}
 
     def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
         if isinstance(dtype, str):  # the default is config.dtype, which save_pretrained turns into a string

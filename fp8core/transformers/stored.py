@@ -182,8 +182,8 @@ def refuse_bad_scales(layers: Mapping[str, Linear]) -> None:
         raise CheckpointError(f"{bad[0]}{others}: fp8core verify names all")
 
 
-def as_stored(model: nn.Module) -> dict[str, Any] | None:
-    """Return a model's state with scales in the form of the files they were loaded from; None if there are none.
+def store_scales_(model: nn.Module, state: dict[str, Any]) -> None:
+    """Replace the scales in a model's state by those in the form of the files that they were loaded from.
 
     Raises:
         CheckpointError: a scale has been removed since loading; or it has changed, and the file's form cannot hold it.
@@ -194,9 +194,6 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
             forms[name] = module.__dict__.get("stored", {})
         elif isinstance(module, GroupedExperts):
             forms |= {f"{name}.{part}": stored for part, stored in module.stored.items()}
-    if not any(forms.values()):
-        return None
-    state = model.state_dict()
     for name, stored in forms.items():
         for role, one in stored.items():
             scale = state.pop(f"{name}.{role}", None)
@@ -210,7 +207,6 @@ def as_stored(model: nn.Module) -> dict[str, Any] | None:
                     f"{name}.{role} needs numbers that {form}, its form in the file, holds, got others"
                 )
             state[f"{name}.{one.name}"] = made
-    return state
 
 
 def _leaf(layer: Layer, tensor: Any) -> str:

@@ -149,5 +149,12 @@ def test_the_rows_of_q_k_and_v_are_those_of_the_heads_or_not_known(config, width
     assert shard_widths("a.qkv_proj.weight", 96, 3, config) == widths
 
 
+def test_each_part_of_a_model_has_its_own_heads():
+    config = {"text_config": {"num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 64},
+              "vision_config": {"num_attention_heads": 4, "hidden_size": 32}}  # fmt: skip
+    for module, widths in (("model", (64, 16, 16)), ("model.vision_tower", (32, 32, 32))):
+        assert shard_widths(f"{module}.layers.0.self_attn.qkv_proj.weight", 96, 3, config) == widths
+
+
 def test_gate_and_up_are_halves():
     assert [shard_widths("a.gate_up_proj.weight", rows, 2, {}) for rows in (96, 97)] == [(48, 48), None]

@@ -55,11 +55,40 @@ def test_a_mixture_of_alike_experts_is_found(projections, config, wanted):
 
 @pytest.mark.parametrize("number", [None, 0, -1, True, 2.0, "2", [], [2, 3], {}], ids=repr)
 def test_experts_of_an_unknown_number_are_left_out_and_named(number):
-    words = (
-        r"^config\.json needs one number .* as num_experts_per_tok, .*: the grouped products of model\.layers\.0\.mlp"
-    )
-    with pytest.warns(RuntimeWarning, match=words):
+    got = "none" if number is None else re.escape(repr(number))
+    words = rf"^config\.json needs one number .* as num_experts_per_tok, .*, got {got}: .* of model\.layers\.0\.mlp\.experts"
+    with pytest.warns(RuntimeWarning, match=f"{words} are left out$"):
         assert mixtures_of(layers(of("channel")), {"num_experts_per_tok": number}) == {}
+
+
+THREE = {"text_config": {"num_experts_per_tok": 3}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "config"),
+    [
+        ("thinker.model", "talker.model", {"thinker_config": THREE, "talker_config": {"text_config": CONFIG}}),
+        ("model.language_model", "model.vision_tower", {**THREE, "vision_config": CONFIG}),
+        ("model", "vision_model", {**THREE, "vision_config": CONFIG}),
+        ("model", "model.mtp", {"num_experts_per_tok": 3, "mtp_config": CONFIG}),
+        ("thinker.model", "talker.model", {"thinker_config": THREE}),
+    ],
+)
+def test_each_part_of_a_model_has_the_number_of_its_own_configuration(first, second, config, recwarn):
+    modules = [f"{part}.layers.{i}.mlp.experts" for part in (first, second) for i in (0, 1)]
+    every = {}
+    for module in modules:
+        for shape, names in layers(of("channel"), module=module).items():
+            every.setdefault(shape, []).extend(names)
+    made = MixtureShape(4, 3, 512, 256, "channel")
+    found = mixtures_of(every, config)
+    assert found.pop(made) == modules[:2]
+    if len(config) > 1:
+        assert found == {made._replace(each=2): modules[2:]}
+        assert not recwarn
+    else:
+        assert not found
+        assert str(recwarn.pop().message).endswith("of talker.model.layers.0.mlp.experts and 1 more are left out")
 
 
 def test_the_number_of_a_token_s_experts_has_no_other_name_in_transformers():

@@ -21,7 +21,7 @@ from fp8core.transformers import (  # noqa: E402
     split_experts_,
 )
 from fp8core.transformers.experts import Layout  # noqa: E402
-from fp8core.transformers.stored import as_stored  # noqa: E402
+from fp8core.transformers.stored import store_scales_  # noqa: E402
 from huggingface import cases  # noqa: E402
 from huggingface.cases import (  # noqa: E402
     TOKENS,
@@ -101,7 +101,9 @@ def test_layers_of_other_methods(made_by, k):
     assert isinstance(layer, Linear)
     assert layer.weight.data_ptr() == codes.data_ptr()
     assert torch.equal(layer.dequantized(torch.float32), values)
-    assert same(as_stored(model)["layers.0.mlp.up_proj.weight_scale"], scale)
+    state = model.state_dict()
+    store_scales_(model, state)
+    assert same(state["layers.0.mlp.up_proj.weight_scale"], scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -97,11 +97,31 @@ def test_a_folder_in_the_folder(folders, name, tmp_path):
     assert is_fp8(from_pretrained(tmp_path / "all", subfolder="inner"))
 
 
+AUTO = [{"tp_plan": "auto"}, {"distributed_config": {"tp_plan": "auto"}}]
+
+
 @both
-@pytest.mark.parametrize("spread", [{"tp_plan": "auto"}, {"tp_size": 2}, {"device_mesh": object()}])
-def test_layers_are_not_spread_over_processes(folders, name, spread):
-    with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {next(iter(spread))}"):
+@pytest.mark.parametrize(
+    ("spread", "got"),
+    [
+        *((one, "tp_size=2") for one in (*AUTO, {"tp_size": 2})),
+        ({"distributed_config": {"fsdp_size": 2}}, "fsdp_size=2"),
+        ({"device_mesh": object()}, "device_mesh"),
+    ],
+)
+def test_layers_are_not_spread_over_processes(folders, name, spread, got, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DeviceError, match=f"needs whole layers in each process, got {got}: leave it out"):
         from_pretrained(folders / name, **spread)
+
+
+@both
+@pytest.mark.parametrize("spread", [*AUTO, {"tp_size": 1}])
+@pytest.mark.filterwarnings("ignore:Passing `tp_plan` directly:FutureWarning")
+def test_one_process_has_the_whole_model(folders, name, spread):
+    """As in transformers, whose plan "auto" counts the processes."""
+    found = from_pretrained(folders / name, **spread)
+    assert torch.equal(logits(found), logits(from_pretrained(folders / name)))
 
 
 @both
@@ -217,13 +237,14 @@ def test_a_scale_that_was_removed_is_named(folders, tmp_path):
     scales = dict.fromkeys(fp8_layers(from_pretrained(folders / "fp8")), 0.05)
     static = from_pretrained(folders / "wide", quantization_config=Fp8CoreConfig("static", input_scales=scales))
     static.save_pretrained(tmp_path / "static")
-    static.model.layers[0].mlp.up_proj.input_scale = None
-    with pytest.raises(CheckpointError, match=r"needs a static scale .*layers\.0\.mlp\.up_proj, .* got none"):
-        static.save_pretrained(tmp_path / "removed")
+    for model in (static, from_pretrained(tmp_path / "static")):
+        model.model.layers[0].mlp.up_proj.input_scale = None
+        with pytest.raises(CheckpointError, match=r"needs a static scale .*layers\.0\.mlp\.up_proj, .* got none"):
+            model.save_pretrained(tmp_path / "removed")
     model = from_pretrained(tmp_path / "static")
-    model.model.layers[0].mlp.up_proj.input_scale = None
+    model.model.layers[0].mlp.up_proj.weight_scale = None
     with pytest.raises(
-        CheckpointError, match=r"0\.mlp\.up_proj\.input_scale needs a tensor, as the file has input_scale"
+        CheckpointError, match=r"mlp\.up_proj\.weight_scale needs a tensor, as the file has weight_scale"
     ):
         model.save_pretrained(tmp_path / "removed")
 

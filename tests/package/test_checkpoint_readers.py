@@ -178,7 +178,11 @@ def test_transformers_reads_the_codes_of_modelopt_as_values(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model_type", ["swin", "vit", "pixio", "lw_detr", "rt_detr", "exaone", "nomic_bert", "kimi_linear", "mixtral"]
+    "model_type",
+    [
+        *("swin", "vit", "pixio", "lw_detr", "rt_detr", "exaone", "nomic_bert", "kimi_linear", "mixtral"),
+        *("axk2", "cosmos3_edge", "hrm_text", "minimax_m3_vl", "qianfan_ocr", "rf_detr", "unlimited_ocr"),
+    ],
 )
 def test_a_layer_that_stays_is_ignored_by_the_name_that_transformers_gives_it(model_type):
     """Each kind of layer alone, while all others are FP8."""
@@ -201,6 +205,7 @@ def test_a_layer_that_stays_is_ignored_by_the_name_that_transformers_gives_it(mo
     assert theirs
     for kind in set(map(without_numbers, theirs)):
         kept = {layer for layer in theirs if without_numbers(layer) == kind}
-        made = quantization_config(SCHEMES["channel"], [(f"{x}.weight", (64, 64)) for x in kept], theirs.keys() - kept)
+        weights, fp8 = [(f"{x}.weight", (64, 64)) for x in kept], theirs.keys() - kept
+        made = quantization_config(SCHEMES["channel"], weights, fp8, model.config.to_dict())
         ignored = {layer for layer, name in theirs.items() if is_ignored(name, made)}
         assert ignored == kept, kind
