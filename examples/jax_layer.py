@@ -10,7 +10,6 @@ NumPy, which is made to be right rather than fast; on a GPU its kernels are reco
 
 import argparse
 import time
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -89,26 +88,17 @@ def nbytes(layers: Layer) -> int:
     return sum(x.nbytes for x in jax.tree.leaves(layers))
 
 
-def multiple_of(step: int) -> Callable[[str], int]:
-    """Return a type of argument: positive multiples of ``step``."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if value < 1 or value % step:
-            wanted = "whole number" if step == 1 else f"multiple of {step}"
-            raise argparse.ArgumentTypeError(f"needs a positive {wanted}, got {text}")
-        return value
-
-    return number
-
-
 def main() -> None:
     """Run the model in both dtypes, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--hidden", type=multiple_of(HEAD), default=256, help=f"a multiple of {HEAD}")
-    parser.add_argument("--layers", type=multiple_of(1), default=4)
-    parser.add_argument("--tokens", type=multiple_of(1), default=16)
+    parser.add_argument("--hidden", type=int, default=256, help=f"a multiple of {HEAD}")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=16)
     chosen = parser.parse_args()
+    for name, step in {"hidden": HEAD, "layers": 1, "tokens": 1}.items():
+        given, wanted = getattr(chosen, name), "whole number" if step == 1 else f"multiple of {step}"
+        if given < 1 or given % step:
+            parser.error(f"argument --{name}: needs a positive {wanted}, got {given}")
     layers = random_layers(jax.random.key(0), chosen.layers, chosen.hidden)
     x = jax.random.normal(jax.random.key(1), (chosen.tokens, chosen.hidden), jnp.bfloat16)
     runs = {"bfloat16": (jax.jit(in_bfloat16), layers), "FP8": (jax.jit(in_fp8), quantized(layers))}

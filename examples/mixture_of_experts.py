@@ -76,31 +76,20 @@ def in_float64(x: np.ndarray, shares: np.ndarray, chosen: np.ndarray, experts: E
     return out
 
 
-def multiple_of(step: int) -> Callable[[str], int]:
-    """Return a type of argument: positive multiples of ``step``."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if value < 1 or value % step:
-            wanted = "whole number" if step == 1 else f"multiple of {step}"
-            raise argparse.ArgumentTypeError(f"needs a positive {wanted}, got {text}")
-        return value
-
-    return number
-
-
 def main() -> None:
     """Run the layer in both precisions, and print how far they are apart."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", choices=("numpy", "cupy", "torch", "jax"), default="numpy")
-    parser.add_argument("--tokens", type=multiple_of(1), default=64)
-    parser.add_argument("--experts", type=multiple_of(1), default=8)
-    parser.add_argument("--each", type=multiple_of(1), default=2, help="experts of a token")
-    parser.add_argument(
-        "--hidden", type=multiple_of(128), default=256, help="a multiple of 128, so that no block crosses experts"
-    )
-    parser.add_argument("--inner", type=multiple_of(64), default=128, help="a multiple of 64")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--experts", type=int, default=8)
+    parser.add_argument("--each", type=int, default=2, help="experts of a token")
+    parser.add_argument("--hidden", type=int, default=256, help="a multiple of 128, so that no block crosses experts")
+    parser.add_argument("--inner", type=int, default=128, help="a multiple of 64")
     chosen = parser.parse_args()
+    for name, step in {"tokens": 1, "experts": 1, "each": 1, "hidden": 128, "inner": 64}.items():
+        given, wanted = getattr(chosen, name), "whole number" if step == 1 else f"multiple of {step}"
+        if given < 1 or given % step:
+            parser.error(f"argument --{name}: needs a positive {wanted}, got {given}")
     if chosen.each > chosen.experts:
         parser.error(f"argument --each: needs at most as many as --experts, {chosen.experts}, got {chosen.each}")
     of = framework(chosen.framework)
