@@ -98,13 +98,18 @@ def product(a: Array, b: Array, scale_a: Floats, scale_b: Floats, problem: Scale
         for block in range(start // BLOCK, -(-depth.stop // BLOCK)):
             within = slice(block * BLOCK - start, min((block + 1) * BLOCK, depth.stop) - start)
             multiply(left[:, within], right[:, within], part, problem.batch_invariant)
-            part *= scale_b[:, block : block + 1].T
-            part *= scale_a[:, block : block + 1]
+            part *= column(scale_b, block).T
+            part *= column(scale_a, block)
             total += part
     if not grouped and problem.k:
         total *= scale_b.T
         total *= scale_a
     return total
+
+
+def column(scales: Floats, block: int) -> Floats:
+    """Return the scales of one block of k as a column; scales without blocks of k are the same for all blocks."""
+    return scales[:, block : block + 1] if scales.shape[1] > 1 else scales[:, :1]
 
 
 def plan_scaled_mm(problem: ScaledMm) -> Launch:
