@@ -86,10 +86,10 @@ def in_elements(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int,
     """
     if itemsize == 1:
         return strides
-    for extent, stride in zip(shape, strides, strict=True):
-        if stride % itemsize and extent > 1:
+    for stride in strides:
+        if stride % itemsize and any(s % itemsize and extent > 1 for s, extent in zip(strides, shape, strict=True)):
             raise LayoutError(f"{name} needs strides of whole elements of {itemsize} bytes, got {strides} bytes")
-    return tuple(stride // itemsize for stride in strides)
+    return tuple([stride // itemsize for stride in strides])
 
 
 def check_memory(pointer: int, shape: tuple[int, ...], name: str) -> None:
