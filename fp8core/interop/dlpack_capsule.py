@@ -8,7 +8,7 @@ from typing import Any, Final
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import cupy_arrays, dlpack, numpy_arrays
-from fp8core.interop.dlpack_views import target_of, view_of
+from fp8core.interop.dlpack_views import EXPORTER, WRITABLE_EXPORTER, target_of, view_of
 from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.names import exported
@@ -141,7 +141,7 @@ class DLPackExporters(ExporterFramework):
 
         No other stream waits: if that of the launch is being captured, a wait of the default one would end the capture.
         """
-        with exported(x, name, "an array that exports itself by DLPack"):
+        with exported(x, name, EXPORTER):
             kind, ordinal = (int(part) for part in x.__dlpack_device__())
             target = target_of(kind, ordinal, name)
             held: Export | KeepAlive
@@ -169,7 +169,7 @@ class DLPackExporters(ExporterFramework):
 
     def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is marked read-only, which only versioned capsules can be; no stream waits."""
-        with exported(x, name, "a writable array that exports itself by DLPack"):
+        with exported(x, name, WRITABLE_EXPORTER):
             made = Export(x, None if x.__dlpack_device__()[0] in dlpack.HOST_DEVICES else UNORDERED)
             read_only = made.read().read_only
         if read_only:

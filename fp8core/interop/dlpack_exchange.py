@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dlpack
-from fp8core.interop.dlpack_views import target_of, view_of
+from fp8core.interop.dlpack_views import EXPORTER, WRITABLE_EXPORTER, target_of, view_of
 from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.names import exported
 from fp8core.interop.tensor import Result, TensorView, refused_gaps
@@ -78,14 +78,14 @@ class Exchange(Framework):
 
     def view(self, x: Any, name: str) -> TensorView:
         """Return a view of ``x``; nothing is copied, and no stream waits."""
-        with exported(x, name, "an array that exports itself by DLPack"):
+        with exported(x, name, EXPORTER):
             found, held = self._content(x)
         target = target_of(found.device_type, found.device_id, name)
         return view_of(found, target, self, x, name, held)
 
     def check_writable(self, x: Any, name: str) -> None:
         """Raise LayoutError if ``x`` is marked read-only: only managed tensors have flags. No stream waits."""
-        with exported(x, name, "a writable array that exports itself by DLPack"):
+        with exported(x, name, WRITABLE_EXPORTER):
             read_only = _Held(self._from_object, x).managed.flags & dlpack.READ_ONLY
         if read_only:
             raise LayoutError(f"{name} needs to be writable, got a read-only {type(x).__name__}")

@@ -1,6 +1,6 @@
 """Views of what DLPack describes: the checks that capsules and the exchange table share."""
 
-from typing import Any
+from typing import Any, Final
 
 from fp8core.errors import DeviceError
 from fp8core.interop import dlpack
@@ -8,6 +8,10 @@ from fp8core.interop.frameworks import Framework
 from fp8core.interop.tensor import TensorView, check_aligned, check_memory, refused_dtype
 from fp8core.problem import HOST, Target
 from fp8core.runtime import device
+
+EXPORTER: Final = "an array that exports itself by DLPack"
+WRITABLE_EXPORTER: Final = "a writable array that exports itself by DLPack"
+"""What error messages say that an operand has to be."""
 
 
 def target_of(device_type: int, ordinal: int, name: str) -> Target:
