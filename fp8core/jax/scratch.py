@@ -33,7 +33,7 @@ def most_scratch(name: str, operands: Mapping[int, tuple[str, tuple[Any, ...]]],
         platform: JAX's name of the platform.
     """
     if name == "moe_permute":
-        (experts,) = options
+        experts, _ = options
         return most_counts_bytes(experts)
     (dtype, x), (_, weight) = operands[0], operands[1]
     rows, k = prod(x[:-1]), x[-1]

@@ -15,7 +15,7 @@ from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.moe import MOE_PERMUTE, counts_bytes
 from fp8core.ops.choices import check_choices, check_countable
 from fp8core.ops.quantized import Quantized, quantized
-from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TENSOR, MoePermute
+from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TENSOR, GroupShape, MoePermute
 from fp8core.runtime.plans import MoePermuteNumbers
 from fp8core.types import Array, ArrayT, CupyT, NumpyArray, StreamKeyword, Untyped
 
@@ -110,16 +110,14 @@ def moe_permute(x: object, topk_ids: object, experts: int, *, stream: object = N
         [[4, 0], [1, 3], [5, 2]]
     """
     if not isinstance(x, Quantized):
-        arrays = PERMUTE_CALLS((x, None, topk_ids, None, None, None, None), (experts,), stream)[0]
+        arrays = PERMUTE_CALLS((x, None, topk_ids, None, None, None, None), (experts, None), stream)[0]
         return Permuted(arrays[ROWS], arrays[OFFS], arrays[INVERSE])
-    scale, group = x.scale, x.group_shape
-    if group is not None and group != PER_TENSOR and group.rows != 1:
-        raise ScaleError(f"x needs scales per tensor, per token or by groups of 1xg, got group_shape {tuple(group)}")
-    if scale is None:
+    if x.scale is None:
         raise DTypeError("scale needs an array, got None")
-    given = None if _is_of_all(x) else scale
-    arrays = PERMUTE_CALLS((x.data, given, topk_ids, None, None, None, None), (experts,), stream)[0]
-    rows = quantized(arrays[ROWS], scale if given is None else arrays[ROW_SCALE], group)
+    given = None if _is_of_all(x) else x.scale
+    options = experts, x.group_shape
+    arrays = PERMUTE_CALLS((x.data, given, topk_ids, None, None, None, None), options, stream)[0]
+    rows = quantized(arrays[ROWS], x.scale if given is None else arrays[ROW_SCALE], x.group_shape)
     return Permuted(rows, arrays[OFFS], arrays[INVERSE])
 
 
@@ -130,25 +128,27 @@ def _is_of_all(x: Quantized[Any, Any]) -> bool:
     shape, of_data = getattr(x.scale, "shape", None), getattr(x.data, "shape", None)
     if shape is None or of_data is None:  # no arrays, which the call refuses
         return False
-    group = x.group_shape
+    by_token = x.group_shape != PER_TENSOR and tuple(shape[:1]) == tuple(of_data[:1])
+    return not by_token and scale_shapes.is_one_number(shape)
+
+
+def _check_scale(scale: TensorSpec, group: GroupShape | None, x: TensorSpec) -> None:
+    """Refuse a scale that has not a row for each token of ``x``, or another number of groups than ``group`` makes."""
+    scale_shapes.check_scale_dtype(scale, bytes_allowed=True)
     if group == PER_TENSOR:
-        if not scale_shapes.is_one_number(shape):
-            raise ShapeError(f"scale needs one number, as group_shape is {tuple(PER_TENSOR)}, got {tuple(shape)}")
-        return True
-    if tuple(shape[:1]) != tuple(of_data[:1]) and scale_shapes.is_one_number(shape):
-        return True
-    if group is not None and len(of_data) == 2:
-        across = group.scale_shape(1, of_data[1])[1]
-        if math.prod(shape[1:]) != across:
-            wanted = f"({of_data[0]}, {across}), as group_shape is {tuple(group)}"
-            raise ShapeError(f"scale needs shape {wanted}, got {tuple(shape)}")
-    return False
+        scale_shapes.check_one_number(scale)
+    rows, cols = x.shape
+    across = math.prod(scale.shape[1:]) if group is None else group.scale_shape(1, cols)[1]
+    if len(scale.shape) not in (1, 2) or (scale.shape[0], math.prod(scale.shape[1:])) != (rows, across):
+        wanted = f"({rows}, groups)" if group is None else f"({rows}, {across}), as group_shape is {tuple(group)}"
+        raise ShapeError(f"{scale.name} needs shape {wanted}, a row for each token, got {scale.shape}")
 
 
 def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any, ...]) -> Described:
     x, scale, topk_ids, *_ = operands
     x = specs.required(x, "x")
     experts = checks.extent(options[0], "experts")
+    group = None if options[1] is None else checks.group_shape(options[1])
     topk_ids = specs.required(topk_ids, "topk_ids")
     if x.dtype not in (*FORMATS, *HIGH_PRECISION):
         raise DTypeError(f"{x.name} needs {', '.join((*HIGH_PRECISION, *FORMATS))}, got {x.dtype}")
@@ -156,6 +156,10 @@ def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any,
         raise ShapeError(f"{x.name} needs two axes [tokens, cols], got shape {x.shape}")
     if topk_ids.dtype not in IDS:
         raise DTypeError(f"{topk_ids.name} needs {' or '.join(IDS)}, got {topk_ids.dtype}")
+    if group is not None and group != PER_TENSOR and group.rows != 1:
+        raise ScaleError(
+            f"{x.name} needs scales per tensor, per token or by groups of 1xg, got group_shape {tuple(group)}"
+        )
     at = specs.matrix(x)
     each = check_choices(topk_ids, at.rows)
     specs.check_same_device(x, topk_ids, scale)
@@ -163,9 +167,7 @@ def _describe_permute(operands: Sequence[TensorSpec | None], options: tuple[Any,
     results = {ROWS: NewArray((choices, at.cols), x.dtype)}
     strides, new_strides, scale_cols, scale_bytes = (0, 0), (0, 0), 0, 0
     if scale is not None:
-        scale_shapes.check_scale_dtype(scale, bytes_allowed=True)
-        if len(scale.shape) not in (1, 2) or scale.shape[0] != at.rows:
-            raise ShapeError(f"{scale.name} needs shape ({at.rows}, groups), a row for each token, got {scale.shape}")
+        _check_scale(scale, group, x)
         scale_cols, scale_bytes = math.prod(scale.shape[1:]), scale.itemsize
         strides = scale.strides[0], scale.strides[-1]
         by_columns = scale_cols > 1 and strides[0] == 1

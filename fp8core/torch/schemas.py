@@ -280,7 +280,10 @@ OPERATORS: Final = (
     Operator(
         "moe_permute",
         PERMUTE_CALLS,
-        (Option("int experts", lambda x: checks.extent(fixed(x), "experts"), _same),),
+        (
+            Option("int experts", lambda x: checks.extent(fixed(x), "experts"), _same),
+            _group("int[]? group_shape"),
+        ),
         (Overload("", (0, 2), (), (3, 5, 6)), Overload("scale", (0, 1, 2), (), (3, 4, 5, 6))),
     ),
     Operator("moe_unpermute", UNPERMUTE_CALLS, (_dtype("str? out_dtype"),), _with_out((0, 1, 2), 3)),

@@ -58,7 +58,7 @@ CALLS = {
     "linear of FP8": (LINEAR_CALLS, (CODES, WEIGHT, PER_CHANNEL, BIAS, PER_ROW, None, RESULT), ()),
     "requantize": (REQUANTIZE_CALLS, (CODES, ONE, CODES, None), (4,)),
     "normalize": (NORMALIZE_CALLS, (CODES, CODES, ONE, None, ONE, None), (E4M3, "float8_e4m3fnuz")),
-    "permute": (PERMUTE_CALLS, (CODES, PER_ROW, IDS, None, None, None, None), (3,)),
+    "permute": (PERMUTE_CALLS, (CODES, PER_ROW, IDS, None, None, None, None), (3, None)),
     "unpermute": (UNPERMUTE_CALLS, (X, IDS, ((4, 2), FP32), X), (None,)),
 }
 """An operation, the shape and dtype of each operand, and options."""

@@ -193,7 +193,7 @@ def test_no_layer_of_the_host_needs_more(m, n, k):
 @pytest.mark.parametrize("each", [1, 8, 1000])
 def test_no_sort_of_choices_needs_more(each, target):
     for experts, row_bytes in ((1, 8), (128, 2048), (1024, 65536)):
-        most = most_scratch("moe_permute", {}, (experts,), "cuda")
+        most = most_scratch("moe_permute", {}, (experts, None), "cuda")
         problem = MoePermute(target, "int32", experts, each, row_bytes, 4, 16)
         assert all(counts_bytes(problem, tokens) <= most for tokens in (1, 257, 10**4, 10**6 + 1, 10**6 * 9))
         assert counts_bytes(problem, 10**6) > most // 2

@@ -106,7 +106,7 @@ def test_scales_of_several_rows(tokens, scale, group):
     ],
 )
 def test_a_scale_of_other_groups_than_its_own(shape, group, wanted):
-    words = f"scale needs shape {wanted}, as group_shape is {tuple(group)}, got {shape}"
+    words = f"scale needs shape {wanted}, as group_shape is {tuple(group)}, a row for each token, got {shape}"
     with pytest.raises(ShapeError, match=re.escape(words)):
         moe_permute(Quantized(fresh_fp8((4, 256)), np.ones(shape, np.float32), group), IDS, 3)
 
