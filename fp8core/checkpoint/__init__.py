@@ -1,19 +1,19 @@
 """Read, verify and convert checkpoints of every FP8 format, and quantize others."""
 
-from fp8core.checkpoint.changes import Change
-from fp8core.checkpoint.claims import Claim
-from fp8core.checkpoint.converting import Conversion, convert_checkpoint, plan_conversion
-from fp8core.checkpoint.extras import Extra
-from fp8core.checkpoint.faults import Fault
+from fp8core.checkpoint.conversion.changes import Change
+from fp8core.checkpoint.conversion.converting import Conversion, convert_checkpoint, plan_conversion
+from fp8core.checkpoint.disk.extras import Extra
+from fp8core.checkpoint.disk.running import Progress
+from fp8core.checkpoint.formats.claims import Claim
+from fp8core.checkpoint.formats.schemes import SCHEMES
 from fp8core.checkpoint.inspecting import Inspection, Kind, inspect_checkpoint
-from fp8core.checkpoint.layers import Layer, Tensor
-from fp8core.checkpoint.quantization_plan import Plan
-from fp8core.checkpoint.quantizing import Summary, plan_checkpoint, quantize_checkpoint
-from fp8core.checkpoint.reader import Checkpoint, open_checkpoint, open_files
-from fp8core.checkpoint.running import Progress
-from fp8core.checkpoint.schemes import SCHEMES
-from fp8core.checkpoint.tuning import tune_checkpoint
-from fp8core.checkpoint.verdicts import Verdict
+from fp8core.checkpoint.quantization.planning import Plan
+from fp8core.checkpoint.quantization.quantizing import Summary, plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.quantization.verdicts import Verdict
+from fp8core.checkpoint.reading.faults import Fault
+from fp8core.checkpoint.reading.layers import Layer, Tensor
+from fp8core.checkpoint.reading.reader import Checkpoint, open_checkpoint, open_files
+from fp8core.checkpoint.shapes.tuning import tune_checkpoint
 from fp8core.checkpoint.verifying import Verification, verify_checkpoint
 from fp8core.types import SchemeName
 

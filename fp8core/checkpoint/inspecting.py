@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from fp8core.checkpoint.claims import Claim
-from fp8core.checkpoint.faults import Fault, header_faults
-from fp8core.checkpoint.layers import Layer, Tensor
-from fp8core.checkpoint.naming import TITLES
-from fp8core.checkpoint.reader import Checkpoint
+from fp8core.checkpoint.formats.claims import Claim
+from fp8core.checkpoint.formats.naming import TITLES
+from fp8core.checkpoint.reading.faults import Fault, header_faults
+from fp8core.checkpoint.reading.layers import Layer, Tensor
+from fp8core.checkpoint.reading.reader import Checkpoint
 from fp8core.errors import CheckpointError
 
 

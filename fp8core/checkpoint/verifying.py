@@ -9,18 +9,18 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8core.checkpoint.experts import split_like
-from fp8core.checkpoint.faults import Fault, header_faults
-from fp8core.checkpoint.files import DTYPES, FLOATS, Entry, read_rows, stored_rows
-from fp8core.checkpoint.layers import Layer, Tensor
-from fp8core.checkpoint.measuring import Measured, measure, scale_faults, suspicious
-from fp8core.checkpoint.naming import MARKER, OTHERS, WEIGHT, is_scale, module_of, other_quantizations
-from fp8core.checkpoint.reader import SCALES, Checkpoint, checkpoint_of
-from fp8core.checkpoint.running import Progress, advancing
-from fp8core.checkpoint.source import scan
-from fp8core.checkpoint.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
-from fp8core.checkpoint.verdicts import TIED, is_tied
-from fp8core.checkpoint.writing import Advance
+from fp8core.checkpoint.disk.files import DTYPES, FLOATS, Entry, read_rows, stored_rows
+from fp8core.checkpoint.disk.running import Progress, advancing
+from fp8core.checkpoint.disk.source import scan
+from fp8core.checkpoint.disk.writing import Advance
+from fp8core.checkpoint.formats.naming import MARKER, OTHERS, WEIGHT, is_scale, module_of, other_quantizations
+from fp8core.checkpoint.quantization.verdicts import TIED, is_tied
+from fp8core.checkpoint.reading.experts import split_like
+from fp8core.checkpoint.reading.faults import Fault, header_faults
+from fp8core.checkpoint.reading.layers import Layer, Tensor
+from fp8core.checkpoint.reading.measuring import Measured, measure, scale_faults, suspicious
+from fp8core.checkpoint.reading.reader import SCALES, Checkpoint, checkpoint_of
+from fp8core.checkpoint.reading.values import MOST_ITEMSIZE, dequantized, rows_of_a_group, sum_of_squares
 from fp8core.errors import CheckpointError
 
 TOLERANCE: Final = {"F8_E4M3": 0.08, "F8_E4M3FNUZ": 0.08, "F8_E5M2": 0.15, "F8_E5M2FNUZ": 0.15}

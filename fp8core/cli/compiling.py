@@ -12,8 +12,8 @@ from fp8core.cli.targets import GPUS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import Steps, count, line, warnings_as_lines
 
 if TYPE_CHECKING:
-    from fp8core.checkpoint.linear_shapes import LayerShape
-    from fp8core.checkpoint.mixture_shapes import MixtureShape
+    from fp8core.checkpoint.shapes.linear import LayerShape
+    from fp8core.checkpoint.shapes.mixtures import MixtureShape
     from fp8core.problem import Target
 
 
@@ -32,7 +32,7 @@ def compile(  # noqa: A001 - the name of the command
     ] = None,
 ) -> None:
     """Compile the kernels of a model's layers and experts beforehand, for a GPU that need not be in this machine."""
-    from fp8core.checkpoint.kernels import kernels_of
+    from fp8core.checkpoint.shapes.kernels import kernels_of
     from fp8core.errors import BackendError
     from fp8core.runtime import ahead, kernel_cache
 
@@ -67,8 +67,8 @@ def compile(  # noqa: A001 - the name of the command
 
 def _mixtures(model: Path | None, layers: "dict[LayerShape, list[str]]") -> "dict[MixtureShape, list[str]]":
     """Return the mixtures of experts among the layers of a model; print how many it has."""
-    from fp8core.checkpoint.mixture_shapes import mixtures_of
-    from fp8core.checkpoint.source import config_of
+    from fp8core.checkpoint.disk.source import config_of
+    from fp8core.checkpoint.shapes.mixtures import mixtures_of
 
     if model is None:
         return {}

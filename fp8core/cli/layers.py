@@ -11,7 +11,7 @@ from fp8core.cli.numbers import whole_number
 from fp8core.cli.terminal import count, line
 
 if TYPE_CHECKING:
-    from fp8core.checkpoint.linear_shapes import LayerShape
+    from fp8core.checkpoint.shapes.linear import LayerShape
 
 ModelPath = Annotated[
     Path | None,
@@ -53,7 +53,7 @@ class Selection(NamedTuple):
 
 def layers_asked(model: Path | None, shapes: list[str] | None, rows: str | None, scheme: SchemeName) -> Selection:
     """Return the linear layers that the options name."""
-    from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
+    from fp8core.checkpoint.shapes.linear import LayerShape, layers_of
 
     if model is None and not shapes:
         raise bad_value("MODEL", "needs a model or --shapes, got neither")

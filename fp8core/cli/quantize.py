@@ -79,7 +79,7 @@ def scales_of(file: Path) -> dict[str, float]:
     Raises:
         CheckpointError: the file cannot be read, or is not a JSON object.
     """
-    from fp8core.checkpoint.source import read_json
+    from fp8core.checkpoint.disk.source import read_json
     from fp8core.errors import CheckpointError
 
     if not file.exists():

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from fp8core.checkpoint.schemes import static_scale
+from fp8core.checkpoint.formats.schemes import static_scale
 from fp8core.core.checks import is_one_of
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar

@@ -7,7 +7,7 @@ from torch import Tensor, bfloat16, is_grad_enabled, strided
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from fp8core.checkpoint.schemes import SCHEMES
+from fp8core.checkpoint.formats.schemes import SCHEMES
 from fp8core.errors import DTypeError, LayoutError, ScaleError
 from fp8core.ops import Fp8Linear, Quantized, linear
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, is_grad_enabled, nn
 from torch.compiler import is_compiling
 
-from fp8core.checkpoint.schemes import SCHEMES, scheme_of
+from fp8core.checkpoint.formats.schemes import SCHEMES, scheme_of
 from fp8core.core import checks
 from fp8core.core.grouped import check_offsets
 from fp8core.core.scaling import default_eps

@@ -6,8 +6,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import nn
 
-from fp8core.checkpoint import kinds
-from fp8core.checkpoint.selection import Selection, selection
+from fp8core.checkpoint.formats import kinds
+from fp8core.checkpoint.formats.selection import Selection, selection
 from fp8core.errors import CheckpointError, DTypeError, LayoutError
 from fp8core.interop.names import dtype_spelling
 from fp8core.problem import HIGH_PRECISION

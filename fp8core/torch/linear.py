@@ -5,7 +5,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from fp8core.checkpoint.schemes import SCHEMES, scheme_of, static_scale
+from fp8core.checkpoint.formats.schemes import SCHEMES, scheme_of, static_scale
 from fp8core.core import checks
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import dtype_name

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from fp8core.checkpoint import schemes
-from fp8core.checkpoint.schemes import scheme_of, static_scale
+from fp8core.checkpoint.formats import schemes
+from fp8core.checkpoint.formats.schemes import scheme_of, static_scale
 from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError, LayoutError, ScaleError
 from fp8core.torch.dispatched import Offloaded

@@ -7,8 +7,8 @@ from typing import Any, Final
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from fp8core.checkpoint.schemes import STATIC, scheme_of
-from fp8core.checkpoint.selection import patterns_of
+from fp8core.checkpoint.formats.schemes import STATIC, scheme_of
+from fp8core.checkpoint.formats.selection import patterns_of
 from fp8core.core import checks
 from fp8core.errors import CheckpointError, DeviceError
 

@@ -6,7 +6,7 @@ from typing import Any, Final, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from fp8core.checkpoint.naming import NAMES, OTHERS, ZERO_POINTS
+from fp8core.checkpoint.formats.naming import NAMES, OTHERS, ZERO_POINTS
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128
 from fp8core.torch import GroupedLinear, Linear

@@ -11,8 +11,8 @@ from transformers.distributed import DistributedConfig
 from transformers.utils import cached_file
 
 from fp8core.checkpoint import open_checkpoint
-from fp8core.checkpoint.claims import MODELOPT_FILE
-from fp8core.checkpoint.source import read_json
+from fp8core.checkpoint.disk.source import read_json
+from fp8core.checkpoint.formats.claims import MODELOPT_FILE
 from fp8core.errors import CheckpointError, DTypeError
 from fp8core.transformers.config import METHOD, Fp8CoreConfig, refuse_spread, spread_over_processes
 

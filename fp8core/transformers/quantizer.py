@@ -13,8 +13,8 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from fp8core.checkpoint import open_files, plan_checkpoint
-from fp8core.checkpoint.quantizing import refuse
-from fp8core.checkpoint.selection import only
+from fp8core.checkpoint.formats.selection import only
+from fp8core.checkpoint.quantization.quantizing import refuse
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
 from fp8core.problem import HIGH_PRECISION

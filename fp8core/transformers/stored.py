@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.checkpoint import Layer
-from fp8core.checkpoint.files import DTYPES
+from fp8core.checkpoint.disk.files import DTYPES
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.torch import Linear
 from fp8core.torch.aligned import align_rows_

@@ -5,7 +5,7 @@ import json
 import pytest
 from rich.console import Console
 
-from fp8core.checkpoint.naming import TITLES
+from fp8core.checkpoint.formats.naming import TITLES
 from fp8core.cli import terminal
 from support.checkpoints import left_in
 from support.command_line import (

@@ -8,13 +8,13 @@ import pytest
 import fp8core
 from fp8core.checkpoint import (
     convert_checkpoint,
-    files,
     inspect_checkpoint,
     open_checkpoint,
     plan_conversion,
     quantize_checkpoint,
     verify_checkpoint,
 )
+from fp8core.checkpoint.disk import files
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in
 from support.converted import Q, bits, numbers_of

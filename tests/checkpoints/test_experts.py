@@ -7,17 +7,17 @@ import pytest
 
 from fp8core.checkpoint import (
     convert_checkpoint,
-    files,
     open_checkpoint,
     plan_checkpoint,
     quantize_checkpoint,
     verify_checkpoint,
 )
-from fp8core.checkpoint.experts import split_experts
-from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
-from fp8core.checkpoint.mixture_shapes import mixtures_of
-from fp8core.checkpoint.reader import checkpoint_of
-from fp8core.checkpoint.source import scan
+from fp8core.checkpoint.disk import files
+from fp8core.checkpoint.disk.source import scan
+from fp8core.checkpoint.reading.experts import split_experts
+from fp8core.checkpoint.reading.reader import checkpoint_of
+from fp8core.checkpoint.shapes.linear import LayerShape, layers_of
+from fp8core.checkpoint.shapes.mixtures import mixtures_of
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, normal, read, write
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fp8core.checkpoint import open_checkpoint
-from fp8core.checkpoint.granularity import shard_widths
+from fp8core.checkpoint.formats.granularity import shard_widths
 from fp8core.errors import CheckpointError
 from support.checkpoints import fp8, write
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from fp8core.checkpoint.linear_shapes import LayerShape
-from fp8core.checkpoint.mixture_shapes import EACH, MixtureShape, mixtures_of
+from fp8core.checkpoint.shapes.linear import LayerShape
+from fp8core.checkpoint.shapes.mixtures import EACH, MixtureShape, mixtures_of
 
 CONFIG = {"num_experts_per_tok": 2}
 UP, DOWN = LayerShape(256, 512, "channel"), LayerShape(512, 256, "channel")

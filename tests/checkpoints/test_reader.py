@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import inspect_checkpoint, naming, open_checkpoint, open_files, verify_checkpoint
+from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, open_files, verify_checkpoint
+from fp8core.checkpoint.formats import naming
 from fp8core.errors import CheckpointError
 from support.checkpoints import fp8, normal, write
 

@@ -7,8 +7,8 @@ import pytest
 import fp8core
 from bench.choice_records import on
 from fp8core import BLOCK_128, GROUP_128, PER_TOKEN, ArraySpec, Quantized, tuning
-from fp8core.checkpoint.kernels import kernels_of
-from fp8core.checkpoint.linear_shapes import LayerShape
+from fp8core.checkpoint.shapes.kernels import kernels_of
+from fp8core.checkpoint.shapes.linear import LayerShape
 from fp8core.core.ahead import PlanRequest, plan_ahead
 from fp8core.core.explaining import answer_of
 from fp8core.kernels.gemm import corrections

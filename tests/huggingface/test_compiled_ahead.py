@@ -11,9 +11,9 @@ from safetensors.torch import save_file  # noqa: E402 - after the skips
 
 from fp8core import ArraySpec, Quantized  # noqa: E402
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint  # noqa: E402
-from fp8core.checkpoint.kernels import kernels_of  # noqa: E402
-from fp8core.checkpoint.linear_shapes import layers_of  # noqa: E402
-from fp8core.checkpoint.mixture_shapes import MixtureShape, mixtures_of  # noqa: E402
+from fp8core.checkpoint.shapes.kernels import kernels_of  # noqa: E402
+from fp8core.checkpoint.shapes.linear import layers_of  # noqa: E402
+from fp8core.checkpoint.shapes.mixtures import MixtureShape, mixtures_of  # noqa: E402
 from fp8core.core.ahead import plan_ahead  # noqa: E402
 from fp8core.runtime import jit  # noqa: E402
 from fp8core.torch import forward  # noqa: E402

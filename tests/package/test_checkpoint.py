@@ -9,7 +9,8 @@ import pytest
 from safetensors.numpy import save_file
 
 import fp8core
-from fp8core.checkpoint import convert_checkpoint, files, quantize_checkpoint
+from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.disk import files
 from fp8core.errors import CheckpointError
 from support import reference
 from support.checkpoints import (  # noqa: F401

@@ -13,7 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import Fault, quantize_checkpoint, verify_checkpoint, writing
+from fp8core.checkpoint import Fault, quantize_checkpoint, verify_checkpoint
+from fp8core.checkpoint.disk import writing
 from fp8core.errors import CheckpointError
 from support.checkpoints import GROUPS, left_in, model, normal, shards, source, target, write  # noqa: F401
 

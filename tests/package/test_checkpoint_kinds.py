@@ -6,7 +6,7 @@ import math
 import pytest
 
 from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
-from fp8core.checkpoint.kinds import LINEAR, kind_of, names_of
+from fp8core.checkpoint.formats.kinds import LINEAR, kind_of, names_of
 from fp8core.errors import CheckpointError
 from support.checkpoints import is_ignored, left_in, shrink
 from support.planned import MLP, L, folder, reasons, statuses

@@ -9,8 +9,8 @@ from fp8core.checkpoint import (
     plan_checkpoint,
     quantize_checkpoint,
 )
-from fp8core.checkpoint.faults import header_faults
-from fp8core.checkpoint.selection import matches, only
+from fp8core.checkpoint.formats.selection import matches, only
+from fp8core.checkpoint.reading.faults import header_faults
 from fp8core.errors import CheckpointError
 from support.checkpoints import left_in, read
 from support.planned import EXPERTS, MLP, QKV, L, folder, reasons, statuses

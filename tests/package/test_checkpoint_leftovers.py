@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint, replacing
+from fp8core.checkpoint import plan_checkpoint, quantize_checkpoint
+from fp8core.checkpoint.disk import replacing
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import scheme_in, source  # noqa: F401
 from support.checkpoints import left_in

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint, verify_checkpoint
-from fp8core.checkpoint.files import read_header, read_rows
+from fp8core.checkpoint.disk.files import read_header, read_rows
 from fp8core.errors import CheckpointError
 from support.checkpoint_folders import scheme_in, source  # noqa: F401
 from support.checkpoints import fp8, left_in, shards, write
@@ -34,7 +34,7 @@ def granularities(target):
 @pytest.mark.parametrize("form", ["folder", "file"])
 def test_of_two_runs_that_began_at_once_the_first_to_end_wins(tmp_path, source, form, monkeypatch):
     """Neither saw the other when it began."""
-    monkeypatch.setattr("fp8core.checkpoint.running.clear_leftovers", lambda *_, **__: None)
+    monkeypatch.setattr("fp8core.checkpoint.disk.running.clear_leftovers", lambda *_, **__: None)
     given, name = (source, "out") if form == "folder" else (source / "model.safetensors", "out.safetensors")
     target = tmp_path / name
     other = once(lambda: quantize_checkpoint(given, target, scheme="tensor"))

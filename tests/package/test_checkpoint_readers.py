@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from fp8core.checkpoint import convert_checkpoint, quantize_checkpoint
-from fp8core.checkpoint.kinds import numbered, without_numbers
-from fp8core.checkpoint.naming import module_of
-from fp8core.checkpoint.schemes import SCHEMES, quantization_config
+from fp8core.checkpoint.formats.kinds import numbered, without_numbers
+from fp8core.checkpoint.formats.naming import module_of
+from fp8core.checkpoint.formats.schemes import SCHEMES, quantization_config
 from fp8core.errors import CheckpointError
 from support.checkpoints import GROUPS, is_ignored, normal, shrink, write
 

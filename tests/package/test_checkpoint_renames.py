@@ -2,8 +2,8 @@
 
 import pytest
 
-from fp8core.checkpoint.renames import renamed, rules_for
-from fp8core.checkpoint.schemes import SCHEMES, quantization_config
+from fp8core.checkpoint.formats.renames import renamed, rules_for
+from fp8core.checkpoint.formats.schemes import SCHEMES, quantization_config
 from support.checkpoints import is_ignored
 
 # By the model type, and by the class of which transformers has conversions in its place: layers as checkpoints name them.

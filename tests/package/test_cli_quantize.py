@@ -162,7 +162,7 @@ if "nohup" in sys.argv:
     sys.argv.remove("nohup")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background jobs ignore
-from fp8core.checkpoint import writing
+from fp8core.checkpoint.disk import writing
 from fp8core import cli
 quantize = writing.quantize
 def slowly(*args, **kwargs):

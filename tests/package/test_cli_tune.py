@@ -9,8 +9,8 @@ from rich.console import Console
 
 from fp8core import timing
 from fp8core.checkpoint import quantize_checkpoint, tune_checkpoint
-from fp8core.checkpoint.linear_shapes import LayerShape, layers_of
-from fp8core.checkpoint.tuning import products_of
+from fp8core.checkpoint.shapes.linear import LayerShape, layers_of
+from fp8core.checkpoint.shapes.tuning import products_of
 from fp8core.cli import terminal, tune
 from fp8core.errors import CheckpointError, ScaleError, ShapeError
 from fp8core.kernels.gemm.table import SCALED_MM

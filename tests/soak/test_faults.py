@@ -14,7 +14,7 @@ import safetensors.numpy
 import fp8core
 from fp8core import tuning
 from fp8core.checkpoint import quantize_checkpoint
-from fp8core.checkpoint.replacing import exchange
+from fp8core.checkpoint.disk.replacing import exchange
 from fp8core.core.operation import forget
 from fp8core.errors import BackendError
 from fp8core.kernels.gemm.table import SCALED_MM

@@ -1,0 +1,1 @@
+"""Converts FP8 checkpoints."""

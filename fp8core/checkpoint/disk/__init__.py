@@ -1,0 +1,1 @@
+"""The files of checkpoints: read by offset, and created atomically."""

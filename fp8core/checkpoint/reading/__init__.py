@@ -1,0 +1,1 @@
+"""What a checkpoint holds: its layers, their numbers, and its faults."""

@@ -1,0 +1,1 @@
+"""The products that a checkpoint needs, to tune and compile them beforehand."""
