@@ -21,11 +21,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from bench import batches, boosting
 from bench.choice_records import MEASURED, Record, report
-from bench.fit_models import MODELS, Model, put_in_place, rounded
-from bench.fit_samples import CONSTANTS_FALL, Sample, records_of
-from bench.fit_trees import CORRECTIONS, grown, written
+from bench.fitting import batches, boosting
+from bench.fitting.models import MODELS, Model, put_in_place, rounded
+from bench.fitting.samples import CONSTANTS_FALL, Sample, records_of
+from bench.fitting.trees import CORRECTIONS, grown, written
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.problem import Target
 
@@ -116,9 +116,9 @@ def main() -> int:
     if not records or wanted not in (None, *records):
         parser.error(f"no record that may be fitted to is of {wanted or 'any GPU'}")
     if arguments.cross:
-        from bench import cross  # it imports this module
+        from bench.fitting import cross_validation
 
-        report(cross.crossed(records[wanted], arguments.cross, arguments.steps))
+        report(cross_validation.crossed(records[wanted], arguments.cross, arguments.steps))
         return 0
     gpus = sorted(records) if wanted is None else [wanted]
     of_trees, old = gpus if "trees" in arguments.only else [], False

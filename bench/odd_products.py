@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import log
-from bench.goals import ODD_PRODUCTS
 from bench.needs import require_gpu
 from bench.odd_cases import FEW, STEP, Product, drawn, listed
+from bench.report.goals import ODD_PRODUCTS
 from bench.results import Record, of_neighbour
 from bench.roofline import Roofline
 from fp8core import timing

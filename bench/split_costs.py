@@ -20,7 +20,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from bench.choice_records import Record, problem_of, read, tile_of
-from bench.fit_samples import mean_us
+from bench.fitting.samples import mean_us
 from bench.unaligned_layouts import summary
 from fp8core.kernels.gemm.sm90 import tiled_choice, tiled_cost
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile

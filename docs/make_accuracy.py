@@ -11,11 +11,12 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import results, rules  # noqa: E402 - the repository is not installed
+from bench import results  # noqa: E402 - the repository is not installed
 from bench.labels import BLOCK, DECODE, LIBRARY, PRODUCTS  # noqa: E402
 from bench.pictures import accuracy, style  # noqa: E402
+from bench.report import rules  # noqa: E402
+from bench.report.tables import table  # noqa: E402
 from bench.results import Record, Results  # noqa: E402
-from bench.tables import table  # noqa: E402
 
 RUNS: Final = ROOT / "docs" / "results"
 PAGE: Final = ROOT / "docs" / "performance" / "accuracy.md"

@@ -14,8 +14,8 @@ sys.path.insert(0, str(ROOT))
 
 from bench.choice_records import Record, gains_today, noise, part, read  # noqa: E402 - the repository is not installed
 from bench.labels import PRODUCTS  # noqa: E402
+from bench.report.tables import table  # noqa: E402
 from bench.roofline import H100, H200  # noqa: E402
-from bench.tables import table  # noqa: E402
 
 RUNS: Final = ROOT / "docs" / "results" / "choice"
 PAGE: Final = ROOT / "docs" / "how-to" / "tune.md"

@@ -1,7 +1,7 @@
 """Write the pages of docs/performance, their plots and the README's section from the runs in docs/results.
 
 Run it without arguments to rewrite them; with --check the exit status says whether the texts are current. Every number
-comes from the runs, whose records `bench.rules` selects. Each GPU of `PAGES` has a page if there are runs on it;
+comes from the runs, whose records `bench.report.rules` selects. Each GPU of `PAGES` has a page if there are runs on it;
 the README's section is about the first.
 """
 
@@ -13,9 +13,10 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from bench import claims, plot, results, rules  # noqa: E402 - the repository is not installed
+from bench import plot, results  # noqa: E402 - the repository is not installed
 from bench.labels import PRODUCTS  # noqa: E402
-from bench.performance_page import PAGES, Page, page  # noqa: E402
+from bench.report import claims, rules  # noqa: E402
+from bench.report.page import PAGES, Page, page  # noqa: E402
 from bench.results import Results, own_kernel  # noqa: E402
 
 DOCS: Final = ROOT / "docs"

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-from bench import claims, results
+from bench import results
 from bench.labels import LAYER
 from bench.pictures import style
+from bench.report import claims
 from bench.results import Record, Results
 
 COLOURS: Final = {

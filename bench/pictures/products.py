@@ -5,10 +5,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from bench import claims, results
-from bench.goals import PRODUCT_BOUNDS
+from bench import results
 from bench.labels import BASELINES, DECODE, LABELS, LIBRARY, PRODUCTS
 from bench.pictures import style
+from bench.report import claims
+from bench.report.goals import PRODUCT_BOUNDS
 from bench.results import Record, Results
 
 MOST_ROWS: Final = 256

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench import claims, labels, results
+from bench import labels, results
 from bench.pictures import style
+from bench.report import claims
 from bench.results import Record, Results
 
 COLUMNS: Final = 3

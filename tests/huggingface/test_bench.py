@@ -8,8 +8,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import fp8core.torch  # noqa: E402 - after the skips
-from bench import goals, hf_decoder, hf_experts, results, tables, timing, torch_chain  # noqa: E402
+from bench import hf_decoder, hf_experts, results, timing, torch_chain  # noqa: E402
 from bench.errors import relative  # noqa: E402
+from bench.report import goals, tables  # noqa: E402
 
 
 @pytest.fixture

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from bench import __main__ as bench
-from bench import claims, fetch, goals, log, results, rules
+from bench import fetch, log, results
+from bench.report import claims, goals, rules
 from fp8core.runtime import device
 from fp8core.tuning import values
 from support.bench_runs import ROOT, SAMPLE, product, python, quantized, timing, written

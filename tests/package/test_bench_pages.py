@@ -6,7 +6,8 @@ from importlib import import_module
 
 import pytest
 
-from bench import performance_page, plot, results, roofline, rules
+from bench import plot, results, roofline
+from bench.report import page, rules
 from support.bench_runs import ROOT, SAMPLE, python, quantized, timing, written
 
 H200 = {"bench": "machine", "format": 2, "device": "NVIDIA H200", "date": "2026-11-21", "command": "python -m bench"}
@@ -101,14 +102,14 @@ def test_each_gpu_has_its_own_page_with_floors_at_its_own_rate(tmp_path):
         *run_of(tmp_path, "b.jsonl", 4.0, device=roofline.H100),
         *run_of(tmp_path, "c.jsonl", 5.0, device="NVIDIA L40S"),
     ]
-    shown = {page: rules.select(runs, page.gpu) for page in performance_page.PAGES}
-    assert {page.file: times(of) for page, of in shown.items()} == {"index.md": [3.0], "h100.md": [4.0]}
-    for page, of in shown.items():
-        assert f"\n| GPU | {page.gpu} |\n" in performance_page.page(of, [], page)
+    shown = {one: rules.select(runs, one.gpu) for one in page.PAGES}
+    assert {one.file: times(of) for one, of in shown.items()} == {"index.md": [3.0], "h100.md": [4.0]}
+    for one, of in shown.items():
+        assert f"\n| GPU | {one.gpu} |\n" in page.page(of, [], one)
         assert counted(of) == {"other GPUs": 4}
-    bytes_ = {page.file: results.moved(of.found.quantize[0]) for page, of in shown.items()}
+    bytes_ = {one.file: results.moved(of.found.quantize[0]) for one, of in shown.items()}
     assert bytes_["h100.md"] / bytes_["index.md"] == pytest.approx(3.0 / 4.3), "the same floor is fewer bytes"
-    assert [shown[page].found.memory for page in performance_page.PAGES] == ["4.3 TB/s", "3.0 TB/s"]
+    assert [shown[one].found.memory for one in page.PAGES] == ["4.3 TB/s", "3.0 TB/s"]
 
 
 def test_the_floor_is_that_of_the_gpu_that_is_there(monkeypatch):
@@ -164,7 +165,7 @@ def test_records_have_the_day_of_their_own_run(tmp_path):
 
 
 def test_the_page_says_what_was_measured_and_what_was_not(sample):
-    text = performance_page.page(sample, plot.drawable(sample.found), performance_page.PAGES[0])
+    text = page.page(sample, plot.drawable(sample.found), page.PAGES[0])
     for said in ("NVIDIA H200", "**not met**, 1 of 2", "| not measured |", "`python -m bench --note 'made up'`"):
         assert said in text
     assert "| per token | float32 | 8x1001 | 1.29 | 8x1000 | 1.00 | 1.29 |" in text
@@ -187,7 +188,7 @@ def test_each_table_and_goal_names_the_runs_that_it_shows(tmp_path):
         machine = {**H200, "started": f"2026-11-21T{hour}:00:00Z"}
         parts = [line for r in records for line in (r, ENDED | {"subject": results.kind_of(r)})]
         runs += results.runs(written(tmp_path / f"{hour}.jsonl", [machine, *parts]))
-    text = performance_page.page(rules.select(runs), [], performance_page.PAGES[0])
+    text = page.page(rules.select(runs), [], page.PAGES[0])
     said = dict(re.findall(r"^## (.*)\n\n(Run .*)$", text, re.MULTILINE))
     assert said == {
         "Quantization": "Run [2](#runs), 2026-11-21 09:00:00 UTC.",
@@ -217,7 +218,7 @@ def test_the_readme_has_one_picture_and_what_it_says(sample, make_performance, w
 
 def test_commands_of_the_page_run_as_they_are_printed(sample, tmp_path):
     """What installs and downloads is only read; the benchmarks' commands get --plan, and a folder of that name."""
-    text = performance_page.page(sample, [], performance_page.PAGES[0])
+    text = page.page(sample, [], page.PAGES[0])
     block = re.search(r"```console\n(.*?)```", text.split("## How to measure it again")[1], re.DOTALL)
     commands = [shlex.split(line.removeprefix("$ ")) for line in block[1].splitlines()]
     (tmp_path / "BASELINES").mkdir()
@@ -243,18 +244,18 @@ def test_what_a_bare_run_writes_is_what_the_page_reads(make_performance):
 
 
 def test_the_page_states_what_batch_invariance_costs(sample):
-    text = performance_page.page(sample, [], performance_page.PAGES[0])
+    text = page.page(sample, [], page.PAGES[0])
     assert "## Batch invariance" in text
     assert "\nmore rows take 2.6 to 2.6 times as long.\n" in text
     assert "| cuBLASLt | fp8core kernel | 256x4096x8192 | 10.36 | 15.00 | 39.50 | 24.50 |" in text
     assert "| fp8core kernel | fp8core kernel | 16x4096x8192 | 7.96 | 9.00 | wrong | - |" in text
     assert "| block 16x4096x8192 | invariant | other bits |" in text
     without = sample._replace(found=sample.found._replace(invariance=[]))
-    assert "Batch invariance" not in performance_page.page(without, [], performance_page.PAGES[0])
+    assert "Batch invariance" not in page.page(without, [], page.PAGES[0])
 
 
 def test_the_page_has_what_ends_products(sample):
-    text = performance_page.page(sample, [], performance_page.PAGES[0])
+    text = page.page(sample, [], page.PAGES[0])
     assert "| per token x per channel | 512x4096x8192 | `cublaslt` | 48.00 * | - | 59.00 | 60.00 |" in text
     assert "| per token x per channel | 512x4096x8192 | `sm90_tiled` | - | 64.00 * | - | - |" in text
     assert "| row 512x4096x8192 | sm90_tiled plain | far from torch's |" in text
@@ -275,8 +276,8 @@ def test_a_figure_is_known_by_its_unit():
 def test_no_other_page_states_a_time():
     """What no command reproduces goes stale: times are in the generated pages, to which the others link."""
     stated = []
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        name, text = page.relative_to(ROOT).as_posix(), page.read_text(encoding="utf-8")
+    for file in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        name, text = file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8")
         if not name.startswith(NOT_MEASURED_HERE):
             text = re.sub(r"<!-- performance -->.*?<!-- /performance -->", "", text, flags=re.DOTALL)
             stated += [f"{name}: {line.strip()}" for line in text.splitlines() if FIGURE.search(line)]

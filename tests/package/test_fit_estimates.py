@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from bench import batches, boosting, cross, fit_estimates, fit_models, fit_trees, roofline
-from bench.batches import Call
+from bench import fit_estimates, roofline
 from bench.choice_records import MEASURED, key
 from bench.fit_estimates import search
-from bench.fit_models import Constant, Model, number, put_in_place
-from bench.fit_samples import Sample
+from bench.fitting import batches, boosting, cross_validation, models, trees
+from bench.fitting.batches import Call
+from bench.fitting.models import Constant, Model, number, put_in_place
+from bench.fitting.samples import Sample
 from fp8core.kernels.gemm import corrections
 from support.bench_runs import python
 
@@ -30,11 +31,11 @@ def rows():
 
 def test_trees_come_near_what_two_features_decide_together(rows):
     asked, wanted = rows
-    trees = boosting.fit(asked, wanted, np.ones(len(wanted)))
-    assert np.abs(boosting.sums(trees, asked, boosting.How()) - wanted).mean() < 0.02
+    made = boosting.fit(asked, wanted, np.ones(len(wanted)))
+    assert np.abs(boosting.sums(made, asked, boosting.How()) - wanted).mean() < 0.02
     fresh = np.random.default_rng(1).normal(size=(500, 4))
     want = np.where(fresh[:, 1] > 0.3, 0.2, -0.1) * (fresh[:, 3] > 0)
-    assert np.abs(boosting.sums(trees, fresh, boosting.How()) - want).mean() < 0.03
+    assert np.abs(boosting.sums(made, fresh, boosting.How()) - want).mean() < 0.03
 
 
 def test_the_same_rows_give_the_same_trees(rows):
@@ -55,8 +56,8 @@ def test_rows_without_weight_do_not_count(rows):
 
 
 def model(module, samples=lambda _: []):
-    constants = lambda: fit_models.globals_of(module, ("START", "RATE"))  # noqa: E731
-    return Model(module, constants, samples, lambda: fit_models.lines_of_globals(module, ("START", "RATE")))
+    constants = lambda: models.globals_of(module, ("START", "RATE"))  # noqa: E731
+    return Model(module, constants, samples, lambda: models.lines_of_globals(module, ("START", "RATE")))
 
 
 def test_a_search_finds_what_times_were_made_of():
@@ -143,16 +144,16 @@ def test_numbers_are_as_sources_have_them(value, want):
     assert float(number(value)) == value
 
 
-@pytest.mark.parametrize("name", fit_models.MODELS)
+@pytest.mark.parametrize("name", models.MODELS)
 def test_the_lines_of_a_model_are_those_of_its_source(name):
-    made = fit_models.MODELS[name]
+    made = models.MODELS[name]
     lines = Path(made.module.__file__).read_text(encoding="utf-8").splitlines()
     assert [line for line in made.lines() if line not in lines] == []
     assert all(isinstance(constant, Constant) and constant.value > 0 for constant in made.constants())
 
 
 def constants():
-    return [one.value for name in cross.DECIDING for one in fit_models.MODELS[name].constants()]
+    return [one.value for name in cross_validation.DECIDING for one in models.MODELS[name].constants()]
 
 
 def recorded(gpu):
@@ -162,30 +163,30 @@ def recorded(gpu):
 def test_weights_are_judged_by_a_fit_that_has_not_seen_them(monkeypatch):
     records = recorded(MEASURED)[::10]
     seen, search_ = [], fit_estimates.search
-    before, trees = constants(), corrections.trees
+    before, kept = constants(), corrections.trees
     fit = boosting.fit  # how many trees a fit has tells nothing of what it has seen
     monkeypatch.setattr(boosting, "fit", lambda *asked: fit(*asked[:3], asked[3]._replace(trees=20)))
     monkeypatch.setattr(fit_estimates, "search", lambda *asked: seen.append(constants()) or search_(*asked))
-    grown = fit_trees.grown
+    grown = trees.grown
     fits = []
-    monkeypatch.setattr(fit_trees, "grown", lambda some: fits.append(list(map(key, some))) or grown(some))
-    for record, _ in cross.crossed(records, 2, 4):
+    monkeypatch.setattr(trees, "grown", lambda some: fits.append(list(map(key, some))) or grown(some))
+    for record, _ in cross_validation.crossed(records, 2, 4):
         assert constants() != before
-        assert corrections.trees() != trees()
+        assert corrections.trees() != kept()
         assert (record["n"], record["k"]) not in {(n, k) for _, _, n, k in fits[-1]}
     assert len(fits) == 2
     assert sorted(fits[0] + fits[1]) == sorted(map(key, records))
-    assert seen[0] == seen[len(cross.DECIDING)] == before  # each search begins at what the sources contain
-    assert (constants(), corrections.trees) == (before, trees)
+    assert seen[0] == seen[len(cross_validation.DECIDING)] == before  # each search begins at what the sources contain
+    assert (constants(), corrections.trees) == (before, kept)
 
 
 def test_constants_are_those_of_one_gpu_also_where_another_is_judged(monkeypatch):
-    before, trees = constants(), corrections.trees
-    monkeypatch.setattr(fit_trees, "grown", lambda some: {"fitted to": len(some)})
-    with cross.fitted(recorded(roofline.H100)[:50], 4):
+    before, kept = constants(), corrections.trees
+    monkeypatch.setattr(trees, "grown", lambda some: {"fitted to": len(some)})
+    with cross_validation.fitted(recorded(roofline.H100)[:50], 4):
         assert constants() == before
         assert corrections.trees() == {roofline.H100: {"fitted to": 50}}
-    assert corrections.trees is trees
+    assert corrections.trees is kept
 
 
 TREES = ([([(1, 0.5), (0, 2.5)], [1, -2, 3, 0]), ([(1, 0.5), (1, 1.5)], [0, 45, -45, 7])], ("n", "k", "m"))
@@ -193,7 +194,7 @@ TREES = ([([(1, 0.5), (0, 2.5)], [1, -2, 3, 0]), ([(1, 0.5), (1, 1.5)], [0, 45, 
 
 
 def test_trees_are_packed_with_the_thresholds_that_they_ask_for():
-    grown = fit_trees.packed(*TREES)
+    grown = trees.packed(*TREES)
     assert grown.thresholds == {"k": [0.5, 1.5], "n": [2.5]}
     assert grown.questions == 2
     digits = corrections.DIGITS
@@ -209,13 +210,13 @@ def test_trees_are_packed_with_the_thresholds_that_they_ask_for():
 
 
 def test_trees_of_another_gpu_stay_as_they_are(monkeypatch, tmp_path):
-    monkeypatch.setattr(fit_trees, "CORRECTIONS", tmp_path / "trees.json")
-    other, mine = {"sm90_tiled": fit_trees.packed(*TREES)}, {"sm90_decode": fit_trees.packed(*TREES)}
+    monkeypatch.setattr(trees, "CORRECTIONS", tmp_path / "trees.json")
+    other, mine = {"sm90_tiled": trees.packed(*TREES)}, {"sm90_decode": trees.packed(*TREES)}
     (tmp_path / "trees.json").write_text('{"trees": {}}')
-    (tmp_path / "trees.json").write_text(fit_trees.written(other, "another"))
-    text = fit_trees.written(mine, MEASURED)
+    (tmp_path / "trees.json").write_text(trees.written(other, "another"))
+    text = trees.written(mine, MEASURED)
     (tmp_path / "trees.json").write_text(text)
-    assert fit_trees.written(mine, MEASURED) == text
+    assert trees.written(mine, MEASURED) == text
     found = json.loads(text)["trees"]
     assert {gpu: list(kernels) for gpu, kernels in found.items()} == {"another": [*other], MEASURED: [*mine]}
     assert corrections.Grown(**found["another"]["sm90_tiled"]) == other["sm90_tiled"]
@@ -227,9 +228,9 @@ def test_what_all_candidates_of_a_product_have_in_common_is_no_tree_of_any():
 
     def times():
         features, one = chance.normal(size=(len(products), 2)), np.ones(len(products))
-        return fit_trees.Times(("m", "n"), features, 0.2 * (products % 2), one, one, products)
+        return trees.Times(("m", "n"), features, 0.2 * (products % 2), one, one, products)
 
-    alike = fit_trees.shared([times(), times()])
+    alike = trees.shared([times(), times()])
     assert alike[1::2].mean() - alike[::2].mean() == pytest.approx(0.2, rel=0.1)
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from bench import results, rules, tables
-from bench.goals import Judged, judge
+from bench import results
 from bench.labels import BLOCK, DECODE, KINDS, LABELS, MODES, PRODUCTS
+from bench.report import rules, tables
+from bench.report.goals import Judged, judge
 from bench.results import Record, Results
 from bench.roofline import H100, H200
 

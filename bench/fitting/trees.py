@@ -13,10 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from bench import boosting
-from bench.boosting import Floats
 from bench.choice_records import Record
-from bench.fit_samples import Asked, asked_of_decode, asked_of_library, asked_of_tiles
+from bench.fitting import boosting
+from bench.fitting.boosting import Floats
+from bench.fitting.samples import Asked, asked_of_decode, asked_of_library, asked_of_tiles
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.corrections import DIGITS, Grown
 

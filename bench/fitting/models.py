@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from bench.choice_records import Record
-from bench.fit_samples import Sample, of_decode, of_fallbacks, of_library, of_tiles
+from bench.fitting.samples import Sample, of_decode, of_fallbacks, of_library, of_tiles
 from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.blaslt import ordering
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_cost

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from bench import checks, claims, labels, results
+from bench import labels, results
 from bench.labels import BASELINES, BLOCK, DECODE, LABELS, LIBRARY, MODES, PRODUCTS
+from bench.report import checks, claims
 from bench.results import Record, Results, us
 
 GROUPED: Final = """The experts of a layer in one launch; each token is routed to random experts, all equally likely.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
-from bench import checks
-from bench.checks import Check
 from bench.labels import LIBRARY, OPERATIONS
+from bench.report import checks
+from bench.report.checks import Check
 from bench.results import Record, Results, large, neighbour_time, own_kernel, us
 
 LATENCY: Final = 1.8

@@ -4,9 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from bench import fit_estimates, fit_models, fit_trees
+from bench import fit_estimates
 from bench.choice_cases import number
 from bench.choice_records import MEASURED, Record, forget, gains_today, latest
+from bench.fitting import trees
+from bench.fitting.models import MODELS
 from fp8core.kernels.gemm import corrections
 
 DECIDING: Final = "ordering", "tiled_cost", "decode_cost"
@@ -25,20 +27,20 @@ def fitted(records: Sequence[Record], steps: int) -> Iterator[None]:
     The constants stay as they are if the records are not of the GPU whose times constants are fitted to.
     """
     gpu = records[0]["device"]
-    models = [fit_models.MODELS[name] for name in DECIDING if gpu == MEASURED]
+    models = [MODELS[name] for name in DECIDING if gpu == MEASURED]
     before = [constant for model in models for constant in model.constants()]
-    trees = corrections.trees
+    kept = corrections.trees
     try:
         for model in models:
             fit_estimates.search(model, model.samples(records), steps)
-        grown = {gpu: fit_trees.grown(records)}
+        grown = {gpu: trees.grown(records)}
         vars(corrections)["trees"] = lambda: grown
         forget()
         yield
     finally:
         for constant in before:
             constant.put(constant.value)
-        vars(corrections)["trees"] = trees
+        vars(corrections)["trees"] = kept
         forget()
 
 

@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from bench.batches import Call
 from bench.choice_records import BLOCK_TILES, Record, config_of, every, is_of_today, part, problem_of, tile_of, work_of
+from bench.fitting.batches import Call
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.blaslt import ordering

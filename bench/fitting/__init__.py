@@ -1,0 +1,1 @@
+"""Fits the estimates behind the choice without tuning to measured times."""
