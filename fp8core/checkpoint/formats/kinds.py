@@ -1,7 +1,7 @@
 """Classifies modules by the names that models give them.
 
 Only weights of plain linear layers can be FP8: readers (vLLM, transformers with compressed-tensors) look for no other
-scales. The names were collected from all models of transformers 5.23 (tests/package/test_checkpoint_kinds.py compares
+scales. The names were collected from all models of transformers 5.23 (tests/checkpoints/test_quantize_kinds.py compares
 the table with their modules) and from vLLM's sources, where a layer that is made without a quantization config has no
 place for a scale.
 """

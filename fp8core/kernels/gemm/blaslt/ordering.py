@@ -1,7 +1,7 @@
 """The estimated time of a cuBLASLt algorithm on Hopper, from its tile, its cluster and its workspace.
 
 The constants are fitted by `python -m bench.fit_estimates` to products of `bench/choice_cases.py`, on an H200, and
-judged on others (tests/package/test_choice.py; experiments/2026-11-choice).
+judged on others (tests/benchmarks/test_choice.py; experiments/2026-11-choice).
 """
 
 import ctypes
