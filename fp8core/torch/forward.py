@@ -9,7 +9,9 @@ from torch.compiler import is_compiling
 
 from fp8core.checkpoint.schemes import SCHEMES
 from fp8core.errors import DTypeError, LayoutError, ScaleError
+from fp8core.interop import view
 from fp8core.ops import Fp8Linear, Quantized, linear
+from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.aligned import by_rows, refuse_gaps_in_exports
 from fp8core.torch.frozen import FrozenLinear, Prepared
@@ -94,6 +96,8 @@ class ForwardLinear(FrozenLinear):
                 or kept[2] is not own["bias"]
                 or kept[3] is not own["input_scale"]
             ):
+                if isinstance(x, Tensor):
+                    view(x, LINEAR_CALLS.operands[0])  # first: torch's modes refuse the weight as well
                 kept = self._prepare()
         except KeyError:  # torch.nn.utils has a parametrization, or prunes, in the place of a parameter
             return self._traced(x)

@@ -272,7 +272,7 @@ def test_layers_in_vmap_in_a_graph_lose_no_gradient(kind):
 
     with pytest.raises(Exception, match=r"x needs to be outside of torch.vmap, .* or inside of torch.no_grad"):
         torch.compile(torch.vmap(call), fullgraph=True, backend="aot_eager")(x.clone().requires_grad_())
-    with pytest.raises(LayoutError, match=r"(x|weight) needs memory of its own, got .* inside torch.func's vmap"):
+    with pytest.raises(LayoutError, match=r"x needs memory of its own, got .* inside torch.func's vmap"):
         torch.vmap(call)(x)
     with torch.no_grad():
         got = torch.compile(torch.vmap(call), fullgraph=True, backend="aot_eager")(x)
