@@ -68,7 +68,8 @@ def flag(x: Any, name: str) -> bool:
     """Return ``x`` as a bool; it may be anything that equals True or False, which a cached call accepts as well."""
     if x is True or x is False:  # torch.compile cannot tell the type of what a constant function returns
         return x
-    if type(x).__name__ not in ("bool", "bool_") and whole_number(x) not in (0, 1):  # "bool": symbols of torch
+    # Symbols of torch are named "bool" to torch.compile, and "SymBool" while torch.export traces without it.
+    if type(x).__name__ not in ("bool", "bool_", "SymBool") and whole_number(x) not in (0, 1):
         raise DTypeError(f"{name} needs True or False, got {x!r}")
     return bool(x)
 

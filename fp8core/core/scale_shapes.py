@@ -238,8 +238,9 @@ def _wrong_weight_scale(
     }
     *others, last = [kinds[known]] if known else list(kinds.values())[2 if grouped and groups > 1 else 0 :]
     able = f"{', '.join(others)} or {last}" if others else last
+    beside = f", beside groups of 1x{BLOCK} of the input" if grouped else ""
     return ShapeError(
-        f"{x.name} for n={n}, k={k} needs shape {able}{', beside groups of a,' if grouped else ','} "
+        f"{x.name} for n={n}, k={k} needs shape {able}{beside}, "
         f"in the orientation {'of the stored weight [n, k]' if stored else '[k, n]'}, got {x.shape}"
     )
 

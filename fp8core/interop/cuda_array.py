@@ -1,9 +1,10 @@
 """Arrays that offer ``__cuda_array_interface__`` and no DLPack: those of numba and PyCUDA, among others."""
 
+from operator import index
 from typing import Any, Final
 
 from fp8core.errors import LayoutError
-from fp8core.interop.dlpack import contiguous
+from fp8core.interop.dlpack import check_extents, contiguous
 from fp8core.interop.dlpack_capsule import ExporterFramework, KeepAlive
 from fp8core.interop.frameworks import only_instance
 from fp8core.interop.names import exported
@@ -41,11 +42,14 @@ class CudaArray(ExporterFramework):
         """
         with exported(x, name, WANTED):
             offer = x.__cuda_array_interface__
-            pointer, shape, typestr = offer["data"][0] or 0, tuple(offer["shape"]), offer["typestr"]
-            steps = None if offer.get("strides") is None else tuple(offer["strides"])
+            pointer, shape = index(offer["data"][0] or 0), tuple(map(index, offer["shape"]))
+            check_extents(shape)
+            steps = None if offer.get("strides") is None else tuple(map(index, offer["strides"]))
+            producer = None if offer.get("stream") is None else index(offer["stream"])
+            typestr = str(offer["typestr"])
         if offer.get("mask") is not None:
             raise LayoutError(f"{name} needs a plain array, got a masked one, whose mask would be lost")
-        if offer.get("stream") == 0:
+        if producer == 0:
             raise LayoutError(f"{name} needs a stream that __cuda_array_interface__ has a number for, got 0")
         dtype = DTYPES.get(typestr)
         if dtype is None:
@@ -57,7 +61,7 @@ class CudaArray(ExporterFramework):
         check_memory(pointer, shape, name)
         check_aligned(pointer, dtype, name)
         ordinal = device.current() if not pointer else ordinal_of(pointer)
-        held = CudaArrayKeepAlive(x, device.stream(ordinal), ordinal, offer.get("stream"))
+        held = CudaArrayKeepAlive(x, device.stream(ordinal), ordinal, producer)
         return TensorView(pointer, dtype, shape, strides, device.target(ordinal), self, x, held)
 
     def producer(self, view: TensorView) -> int:

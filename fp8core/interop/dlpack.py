@@ -137,8 +137,7 @@ def content(tensor: Tensor, *, read_only: bool = False) -> Content:
     if ndim < 0 or (ndim and not tensor.shape):
         raise BufferError(f"a shape is needed, got none for {ndim} axes")
     shape = tuple(tensor.shape[:ndim]) if ndim else ()
-    if any(extent < 0 for extent in shape):
-        raise BufferError(f"extents of at least 0 are needed, got shape {shape}")
+    check_extents(shape)
     strides = tuple(tensor.strides[:ndim]) if tensor.strides else contiguous(shape)
     dtype = NAMES.get((tensor.code, tensor.bits)) if tensor.lanes == 1 else None
     if dtype is None:
@@ -146,6 +145,16 @@ def content(tensor: Tensor, *, read_only: bool = False) -> Content:
         dtype += f" x {tensor.lanes}" if tensor.lanes != 1 else ""
     pointer = (tensor.data or 0) + tensor.byte_offset
     return Content(pointer, dtype, shape, strides, tensor.device_type, tensor.device_id, read_only)
+
+
+def check_extents(shape: tuple[int, ...]) -> None:
+    """Refuse an exporter's negative extents.
+
+    Raises:
+        BufferError: there is one.
+    """
+    if any(extent < 0 for extent in shape):
+        raise BufferError(f"extents of at least 0 are needed, got shape {shape}")
 
 
 def read(capsule: Any) -> Content:

@@ -49,5 +49,6 @@ def _strides(x: Any) -> tuple[int, ...] | None:
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.core.Tracer):
         return ()
-    described = hasattr(x, "shape") and hasattr(x, "dtype") and scalar(x) is None
-    return () if described and not any(hasattr(x, offer) for offer in _MEMORY) else None
+    if any(hasattr(x, offer) for offer in _MEMORY):
+        return None
+    return () if hasattr(x, "shape") and hasattr(x, "dtype") and scalar(x) is None else None

@@ -41,6 +41,11 @@ class Offloaded:
             raise DeviceError(f"model needs its weights in memory, got {name} offloaded by accelerate")
 
 
+def is_brought(module: nn.Module) -> bool:
+    """Return whether accelerate's own hook of a module brings its weights for each call, and drops them after it."""
+    return any(getattr(hook, "offload", False) for hook in _hooks(module))
+
+
 def has_own_forward(module: nn.Module) -> bool:
     """Return whether a module's forward, without the hooks of accelerate, is not the forward of its class."""
     forward = vars(module).get("forward")

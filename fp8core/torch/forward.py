@@ -9,9 +9,12 @@ from torch.compiler import is_compiling
 
 from fp8core.checkpoint.formats.schemes import SCHEMES
 from fp8core.errors import DTypeError, LayoutError, ScaleError
+from fp8core.interop import view
 from fp8core.ops import Fp8Linear, Quantized, linear
+from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.aligned import by_rows, refuse_gaps_in_exports
+from fp8core.torch.dispatched import is_brought
 from fp8core.torch.frozen import FrozenLinear, Prepared
 from fp8core.torch.gradients import BothModes, StraightThrough, refuse_vmap
 from fp8core.torch.input_dtypes import (
@@ -94,6 +97,8 @@ class ForwardLinear(FrozenLinear):
                 or kept[2] is not own["bias"]
                 or kept[3] is not own["input_scale"]
             ):
+                if isinstance(x, Tensor):
+                    view(x, LINEAR_CALLS.operands[0])  # first: torch's modes refuse the weight as well
                 kept = self._prepare()
         except KeyError:  # torch.nn.utils has a parametrization, or prunes, in the place of a parameter
             return self._traced(x)
@@ -133,7 +138,7 @@ class ForwardLinear(FrozenLinear):
         return made
 
     def _prepare(self) -> Prepared:
-        """Make an `Fp8Linear` of the current parameters, and keep the call of it."""
+        """Make an `Fp8Linear` of the current parameters, and keep the call of it unless they are there for one call."""
         own = self._parameters
         weight, scale, bias, input_scale = own["weight"], own["weight_scale"], own["bias"], own["input_scale"]
         layer = Fp8Linear(
@@ -146,8 +151,10 @@ class ForwardLinear(FrozenLinear):
         )
         # With an input scale, `Fp8Linear` would accept FP8 inputs, which a layer of a model has to refuse.
         call = layer.__call__ if input_scale is None else partial(_of_values, layer)
-        self._prepared = weight, scale, bias, input_scale, call
-        return self._prepared
+        made = weight, scale, bias, input_scale, call
+        if not is_brought(self):  # what is kept would stay in memory after the call
+            self._prepared = made
+        return made
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTIONS:

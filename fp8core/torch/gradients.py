@@ -1,7 +1,7 @@
 """The gradients of layers, computed with their dequantized weights."""
 
 from collections.abc import Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -24,6 +24,15 @@ class Layer(Protocol):
 
     def _product(self, x: Any) -> Tensor:
         """Return the layer's product, without gradients."""
+
+
+def _refuse_batches(*_: Any) -> NoReturn:
+    """Refuse the derivatives of a batch: torch would name the class of a layer's gradients, and not x.
+
+    Raises:
+        LayoutError: always.
+    """
+    raise LayoutError("x needs to be outside of torch.func's vmap: pass a batch as the leading axes of x")
 
 
 class StraightThrough(torch.autograd.Function):
@@ -54,6 +63,8 @@ class StraightThrough(torch.autograd.Function):
             rows = grad[None]  # an axis to sum over, also where grad is a vector
             of_bias = rows.sum(tuple(range(grad.dim())), dtype=torch.float32).to(ctx.bias_dtype)
         return of_x, of_bias, None
+
+    vmap = staticmethod(_refuse_batches)
 
 
 class BothModes(StraightThrough):
@@ -110,6 +121,8 @@ class GroupedStraightThrough(torch.autograd.Function):
         """Return the gradient for x: 0 for rows of no group."""
         run: Any = GROUPED_GRADIENT if is_compiling() else _grouped_gradient
         return run(grad, *ctx.saved_tensors, list(ctx.group)), None, None, None
+
+    vmap = staticmethod(_refuse_batches)
 
 
 def _grouped_gradient(grad: Tensor, offs: Tensor, weight: Tensor, scale: Tensor, groups: Sequence[int]) -> Tensor:

@@ -16,7 +16,7 @@ from fp8core.core.calls import NewArray
 from fp8core.core.operation import Operation
 from fp8core.core.prefetch import WEIGHT
 from fp8core.core.specs import TensorSpec
-from fp8core.errors import LayoutError
+from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.tensor import refused_dtype
 from fp8core.ops.linear import LINEAR_CALLS
 from fp8core.problem import HOST, ITEMSIZE, Target
@@ -67,6 +67,18 @@ def _spec(x: torch.Tensor | None, name: str) -> TensorSpec | None:
         return None
     dtype, target = declared(x, name)
     return TensorSpec(name, dtype, extents(x.shape), extents(x.stride()), target)
+
+
+def _refuse_some_on_meta(operands: Sequence[torch.Tensor | None], names: Sequence[str]) -> None:
+    """Refuse meta tensors beside others: torch would run a fake kernel for a result with memory, which nobody writes.
+
+    Raises:
+        DeviceError: some operands are on the meta device, and others are not.
+    """
+    on_meta = {name: x.device.type == "meta" for x, name in zip(operands, names, strict=True) if x is not None}
+    if len({*on_meta.values()}) > 1:
+        name = next(name for name, without_memory in on_meta.items() if without_memory)
+        raise DeviceError(f"{name} needs memory of a CUDA or ROCm device or the CPU, got meta")
 
 
 def _new(array: NewArray, like: torch.Tensor) -> torch.Tensor:
@@ -130,6 +142,7 @@ def _fake(operator: Operator, overload: Overload) -> Callable[..., Any]:
     def stand_in(*arguments: Any) -> Any:
         operands, options = unpack(*arguments)
         traced = _TRACED.operations.pop(operator.name, operation)
+        _refuse_some_on_meta(operands, traced.operands)
         specs = [_spec(x, name) for x, name in zip(operands, traced.operands, strict=True)]
         results = traced.describe(specs, options).results
         return declared({at: _new(results[at], operands[0]) for at in overload.new})

@@ -9,10 +9,9 @@ call that has one result (torch 2.13), and inductor makes no needless copies for
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
-import torch
-
 from fp8core.core import checks
 from fp8core.core.operation import Operation
+from fp8core.errors import DTypeError
 from fp8core.interop import dtype_name
 from fp8core.ops.all_close import ALL_CLOSE_CALLS
 from fp8core.ops.dequantize import DEQUANTIZE_CALLS
@@ -46,17 +45,6 @@ def _same(x: Any) -> Any:
     return x
 
 
-def _ints(x: Any) -> Any:
-    return [int(item) for item in x]
-
-
-def fixed(x: Any) -> Any:
-    """Return an option without symbols of torch.export, also in a tuple or a list: the graph is for their values."""
-    if isinstance(x, tuple | list):
-        return tuple([fixed(item) for item in x])
-    return int(x) if isinstance(x, torch.SymInt) else bool(x) if isinstance(x, torch.SymBool) else x
-
-
 def _rows(x: Any) -> Any:
     """Return a whole number of another type as an int, as eager calls read it; the schema takes nothing else."""
     return x if x is None or isinstance(x, int) else checks.least_rows(x, "rows_padded")
@@ -67,27 +55,35 @@ def _tuple(x: Any) -> Any:
 
 
 def _name(x: Any) -> Any:
-    return None if x is None else dtype_name(x)
+    """Return the name of a dtype. What is none becomes text, which the operation refuses by the name of the option."""
+    try:
+        return dtype_name(x)
+    except DTypeError:
+        return x if isinstance(x, str) else repr(x)
 
 
 _name._dynamo_marked_constant = True  # type: ignore[attr-defined]  # what torch.compiler.assume_constant_result sets
 
 
+def _name_or_none(x: Any) -> Any:
+    return None if x is None else _name(x)
+
+
 def _dtype(name: str = "str dtype") -> Option:
-    return Option(name, _name, _same)
+    return Option(name, _name_or_none if name.startswith("str?") else _name, _same)
 
 
 def _group(schema: str = "int[] group_shape") -> Option:
     name = _name_in(schema)
 
     def pack(x: Any) -> Any:
-        return None if x is None else [*checks.group_shape(fixed(x), name)]
+        return None if x is None else [*checks.group_shape(x, name)]
 
     return Option(schema, pack, _tuple)
 
 
 def _flag(name: str) -> Option:
-    return Option(f"bool {name}", lambda x: checks.flag(fixed(x), name), _same)
+    return Option(f"bool {name}", lambda x: checks.flag(x, name), _same)
 
 
 def _plain(schema: str) -> Option:
@@ -142,10 +138,10 @@ class Operator(NamedTuple):
     def _values(self, options: Any) -> Any:
         return (options,) if self.bare else options or ()
 
-    def named(self, options: Any) -> list[tuple[str, Any]]:
-        """Return the names and the values of a call's options."""
+    def numbers(self, options: Any) -> list[tuple[str, Any]]:
+        """Return the names and the values of a call's options, without dtypes and other names."""
         pairs = zip(self.options, self._values(options), strict=True)
-        return [(_name_in(option.schema), value) for option, value in pairs if option is not None]
+        return [(_name_in(one.schema), value) for one, value in pairs if one and not one.schema.startswith("str")]
 
     def pack(self, overload: Overload, operands: Any, options: Any) -> list[Any]:
         """Return the arguments of a call of the overload."""
@@ -202,7 +198,7 @@ def _and_with(at: int, suffix: str, overloads: Iterable[Overload]) -> Iterator[O
         yield overload._replace(
             name=f"{overload.name}_{suffix}" if overload.name else suffix,
             passed=tuple(sorted((*overload.passed, at))),
-            out=tuple(sorted((*overload.out, at))),
+            out=(*overload.out, at),
         )
 
 
@@ -219,7 +215,7 @@ _ACTIVATION: Final = _plain("str? activation=None")
 _BETA: Final = _plain("float beta=0.0")
 _PRODUCT: Final = _flag("use_fast_accum"), _flag("batch_invariant")
 _MM: Final = _dtype("str out_dtype"), *_PRODUCT, _group("int[]? group_a"), _group("int[]? group_b"), _ACTIVATION, _BETA
-_WIDTHS: Final = (Option("int[] logical_widths", _ints, _tuple),)
+_WIDTHS: Final = (Option("int[] logical_widths", _same, _tuple),)
 _ROUNDED: Final = _flag("round_intermediate")
 
 
@@ -280,10 +276,7 @@ OPERATORS: Final = (
     Operator(
         "moe_permute",
         PERMUTE_CALLS,
-        (
-            Option("int experts", lambda x: checks.extent(fixed(x), "experts"), _same),
-            _group("int[]? group_shape"),
-        ),
+        (Option("int experts", lambda x: checks.extent(x, "experts"), _same), _group("int[]? group_shape")),
         (Overload("", (0, 2), (), (3, 5, 6)), Overload("scale", (0, 1, 2), (), (3, 4, 5, 6))),
     ),
     Operator("moe_unpermute", UNPERMUTE_CALLS, (_dtype("str? out_dtype"),), _with_out((0, 1, 2), 3)),

@@ -21,7 +21,7 @@ from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
 from fp8core.problem import PER_TENSOR, GroupShape
 from fp8core.torch.operators import OPERATIONS, OVERLOADS, declared, tracing
-from fp8core.torch.schemas import OPERATORS, Operator, Overload, fixed
+from fp8core.torch.schemas import OPERATORS, Operator, Overload
 
 FUNCTIONS: Final = (
     ops.quantize,
@@ -82,7 +82,7 @@ def _stand_in(operator: Operator, index: int) -> Callable[[tuple[Any, ...], Any,
         if type(options) is Interned:
             options = options.options
         if torch.compiler.is_dynamo_compiling():
-            for name, x in (*zip(names, operands, strict=True), *operator.named(options)):
+            for name, x in (*zip(names, operands, strict=True), *operator.numbers(options)):
                 _refuse_numpy_numbers(x, name)
         arrays = list(operands)
         for at in operation.numbers:
@@ -163,7 +163,7 @@ def _note(operator: Operator, overload: Overload, arrays: list[Any], options: An
         return None
     if overload.given and is_one_number(arrays[operator.scale].shape):
         return PER_TENSOR
-    return checks.group_shape(fixed(options[1]))
+    return checks.group_shape(options[1])
 
 
 def _traced_call(

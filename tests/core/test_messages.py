@@ -59,8 +59,13 @@ SAID = {
         fp8core.ShapeError,
         (
             "scale_b for n=256, k=256 needs shape (2, 2) for blocks of 128x128 or (256, 2) for groups of 1x128, beside groups "
-            "of a, in the orientation of the stored weight [n, k], got (256, 1)"
+            "of 1x128 of the input, in the orientation of the stored weight [n, k], got (256, 1)"
         ),
+    ),
+    "groups of x beside channels": (
+        lambda: fp8core.linear(X, CODES, SCALE, group_shape=GROUP_128),
+        fp8core.ShapeError,
+        "(256, 2) for groups of 1x128, beside groups of 1x128 of the input, in the orientation of the stored weight",
     ),
     "one number in the place of a layer's channels": (
         lambda: setattr(fp8core.Fp8Linear.from_weight(X), "weight_scale", 0.5),

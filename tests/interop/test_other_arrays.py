@@ -86,6 +86,17 @@ def test_an_array_without_elements_has_no_address_and_is_on_the_current_device(l
         ({"stream": 0}, LayoutError, "x needs a stream that __cuda_array_interface__ has a number for, got 0"),
         ({"data": "left out"}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: KeyError"),
         ({"data": ()}, LayoutError, "x needs an array with __cuda_array_interface__, got .*OfNumba: IndexError"),
+        *(
+            (fields, LayoutError, f"x needs an array with __cuda_array_interface__, got .*OfNumba: {kind}")
+            for fields, kind in (
+                ({"strides": "ab"}, "TypeError"),
+                ({"strides": (24.0, 4.0)}, "TypeError"),
+                ({"shape": ("4", "6")}, "TypeError"),
+                ({"shape": (-4, 6)}, r"BufferError: extents of at least 0 are needed, got shape \(-4, 6\)"),
+                ({"data": ("0x1000", False)}, "TypeError"),
+                ({"stream": 1.0}, "TypeError"),
+            )
+        ),
     ],
 )
 def test_what_kernels_cannot_read_is_refused(log, fields, error, words):

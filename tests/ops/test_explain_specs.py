@@ -10,6 +10,7 @@ import fp8core
 from fp8core import PER_CHANNEL, ArraySpec
 from fp8core.ops.targets import MODELS, TARGETS, target_of
 from fp8core.problem import native_e4m3
+from support.host_arrays import Exporter
 from support.targets import H200, MI250
 
 SPEC = ArraySpec((16, 4096), "bfloat16")
@@ -164,6 +165,16 @@ def test_memory_that_is_there_is_looked_at():
     torch = pytest.importorskip("torch")
     x = torch.zeros(65, 64)[:, 1:33]  # not aligned
     assert fp8core.explain(fp8core.quantize, x, target="sm_90").chosen == "rowwise_unaligned"
+
+
+def test_an_exporter_is_explained_by_what_it_exports():
+    class Bare(Exporter):
+        @property
+        def shape(self):
+            raise RuntimeError("ask DLPack")
+
+    x = Bare(np.ones((3, 64), np.float32), "float32")
+    assert fp8core.explain(fp8core.quantize, x).chosen == "host"
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int16"])

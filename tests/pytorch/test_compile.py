@@ -73,6 +73,15 @@ def test_dynamic_rows_are_compiled_once():
     assert counter.frame_count == 1
 
 
+def test_a_number_is_beside_x_whatever_torch_s_default_device():
+    def quantized(x):
+        return fp8core.quantize(x, scale=0.5).data
+
+    x = wide(5, K)
+    with torch.device("meta"):
+        assert bits(torch.compile(quantized, fullgraph=True, backend="eager")(x)) == bits(quantized(x))
+
+
 EQUAL, DIFFERENT = torch.full((3,), 0.5), torch.tensor([0.5, 0.5, 1.0])
 
 

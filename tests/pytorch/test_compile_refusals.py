@@ -3,6 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ NARROW = weight((1, -1), k=128)
 CODES = weight((1, -1))
 EXPERTS = fp8core.Quantized(*stacked((1, -1)), fp8core.PER_CHANNEL)
 ROUTES = torch.arange(10).view(5, 2) % 3
+LARGEST_FIRST = np.dtype(">f4")
 HALF, EIGHT, NO = np.float64(0.5), np.int64(8), np.bool_(0)
 
 
@@ -114,6 +116,11 @@ def raised(words):
                 ("epsilon", fp8core.ShapeError, lambda x: fp8core.rms_norm_quant(x, x[0], 10**400)),
             )
         ),
+        (lambda x: fp8core.quantize(x, dtype="half"), fp8core.DTypeError, "dtype needs one of float8_e4m3fn,"),
+        (lambda x: fp8core.quantize(x, dtype=LARGEST_FIRST), fp8core.DTypeError, "dtype needs one of float8_e4m3fn,"),
+        (lambda x: CODES.dequantize(torch.int8), fp8core.DTypeError, "dtype needs one of float32,"),
+        (lambda x: fp8core.linear(x, CODES, out_dtype=3), fp8core.DTypeError, "out_dtype needs one of float32,"),
+        (lambda x: fp8core.quantize(x, dtype=None), fp8core.DTypeError, "dtype needs one of float8_e4m3fn,"),
         (lambda x: fp8core.quantize(x, rows_padded=0.5), fp8core.ShapeError, "rows_padded needs a whole number"),
         (lambda x: fp8core.rms_norm_quant(x, x[0], True), fp8core.DTypeError, "epsilon needs a number, got bool"),
         (lambda x: fp8core.quantize(x, scale=1e39), ScaleError, "scale needs a number that float32 holds, got 1e\\+39"),
@@ -235,6 +242,15 @@ def test_numbers_of_numpy_are_refused_in_a_graph_and_taken_beside_it(name, funct
     assert bits(got) == bits(wanted)
 
 
+@pytest.mark.parametrize("dtype", [np.dtype(ml_dtypes.float8_e5m2), ml_dtypes.float8_e5m2], ids=repr)
+def test_dtypes_of_numpy_in_a_graph(dtype):
+    def quantized(x):
+        return fp8core.quantize(x, dtype=dtype).data
+
+    x = wide(5, K)
+    assert bits(torch.compile(quantized, fullgraph=True, backend="eager")(x)) == bits(quantized(x))
+
+
 def test_numbers_of_numpy_are_constants_of_an_export():
     class Quantize(torch.nn.Module):
         def forward(self, x):
@@ -272,7 +288,7 @@ def test_layers_in_vmap_in_a_graph_lose_no_gradient(kind):
 
     with pytest.raises(Exception, match=r"x needs to be outside of torch.vmap, .* or inside of torch.no_grad"):
         torch.compile(torch.vmap(call), fullgraph=True, backend="aot_eager")(x.clone().requires_grad_())
-    with pytest.raises(LayoutError, match=r"(x|weight) needs memory of its own, got .* inside torch.func's vmap"):
+    with pytest.raises(LayoutError, match=r"x needs memory of its own, got .* inside torch.func's vmap"):
         torch.vmap(call)(x)
     with torch.no_grad():
         got = torch.compile(torch.vmap(call), fullgraph=True, backend="aot_eager")(x)

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad  # noqa: E402
 
 import fp8core  # noqa: E402
 from fp8core.errors import DeviceError, DTypeError, LayoutError  # noqa: E402
-from fp8core.torch import Linear  # noqa: E402
+from fp8core.torch import GroupedLinear, Linear  # noqa: E402
 
 
 def layers(dtype=torch.float32, **options):
@@ -197,6 +197,15 @@ def test_derivatives_of_torch_func_name_x_and_what_to_call_instead(derivative):
     layer, _ = layers()
     with pytest.raises(LayoutError, match=r"x needs to be outside of torch.func's derivatives: .* by backward\(\)"):
         derivative(layer, torch.randn(3, 64))
+
+
+@pytest.mark.parametrize("kind", ["layer", "grouped"])
+def test_derivatives_of_a_batch_by_torch_func_name_x(kind):
+    layer, offs = layers()[0], torch.tensor([3], dtype=torch.int32)
+    experts = GroupedLinear.from_weight(torch.randn(1, 32, 64))
+    call = layer if kind == "layer" else lambda x: experts(x, offs)
+    with pytest.raises(LayoutError, match=r"x needs to be outside of torch\.func's vmap: pass a batch as the leading"):
+        torch.func.vmap(torch.func.grad(lambda x: call(x).sum()))(torch.randn(2, 3, 64))
 
 
 def test_the_derivative_of_a_bias_by_torch_func_is_refused():

@@ -1,5 +1,7 @@
 """Models that accelerate has dispatched, and layers whose forward somebody has replaced."""
 
+from weakref import ref
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -50,6 +52,21 @@ def test_quantized_layers_may_be_offloaded_and_are_not_dequantized_then(model, t
             refused(model)
     assert bits(model(x)) == wanted
     assert isinstance(model[0], Linear)
+
+
+@both
+def test_a_weight_that_is_brought_for_a_call_is_gone_after_it(model, tmp_path, where, monkeypatch):
+    quantize_model_(model)
+    offloaded(model, tmp_path, where)
+    product, brought = Linear._product, []
+
+    def noted(layer, x):
+        brought.append(ref(layer.weight))
+        return product(layer, x)
+
+    monkeypatch.setattr(Linear, "_product", noted)
+    model(torch.randn(3, 64))
+    assert [weight() for weight in brought] == [None, None]
 
 
 class Counted(accelerate.hooks.ModelHook):

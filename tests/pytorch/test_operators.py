@@ -143,3 +143,28 @@ def test_fake_kernels_describe_calls_on_a_gpu_that_is_not_there(monkeypatch):
                 flat, experts, ones, ones, None, offs.cpu(), "float32", True, None, None
             )
     assert set(asked) == {1}
+
+
+@pytest.mark.parametrize("name", ["weight", "weight_scale", "bias", "x"])
+def test_a_tensor_without_memory_beside_others_is_refused(name):
+    """torch runs the fake kernel where one tensor is on the meta device: the result was memory that nobody wrote."""
+    layer, x = fp8core.torch.Linear.from_linear(torch.nn.Linear(K, 64)), wide(5, K, dtype=torch.float32)
+    if name == "x":
+        x = x.to("meta")
+    else:
+        setattr(layer, name, torch.nn.Parameter(getattr(layer, name).to("meta"), requires_grad=False))
+    words = f"{name} needs memory of a CUDA or ROCm device or the CPU, got meta"
+    with pytest.raises(Exception, match=words):
+        torch.compile(layer, fullgraph=True, backend="eager")(x)
+    with pytest.raises(fp8core.DeviceError, match=words):
+        torch.export.export(layer, (x,))
+    with pytest.raises(fp8core.DeviceError, match=words):
+        layer(x)
+    operands = x, layer.weight, layer.weight_scale, layer.bias
+    with pytest.raises(fp8core.DeviceError, match=words):
+        torch.ops.fp8core.linear(*operands, None, None, [1, -1], None, None, True, False, None, None)
+
+
+def test_a_layer_without_any_memory_is_traced():
+    layer = fp8core.torch.Linear(K, 64, device="meta")
+    assert torch.compile(layer, fullgraph=True, backend="eager")(wide(5, K).to("meta")).is_meta
