@@ -94,7 +94,7 @@ def implied_group(scale: TensorSpec, x: TensorSpec) -> GroupShape:
     """Return the only group shape that fits a scale: along each axis of x it has one scale, or one per element.
 
     Raises:
-        ScaleError: it has another number of scales along an axis, which fits several group shapes.
+        ScaleError: it has another number of scales along an axis, which leaves the extent of a group open.
         ShapeError: no group shape fits it.
     """
     if is_one_number(scale.shape):
@@ -116,9 +116,11 @@ def _side(count: int, extent: int, scale: TensorSpec) -> int:
         return 1
     if count > extent:
         raise ShapeError(f"{scale.name} needs at most one scale per element, got {count} along an axis of {extent}")
+    if count == 0 or -(-extent // -(-extent // count)) != count:
+        raise ShapeError(f"{scale.name} needs one scale per group, got {count} along {extent} elements: no groups fit")
     raise ScaleError(
-        f"{scale.name} needs group_shape where several fit its shape, "
-        f"got {count} scales along an axis of {extent} elements"
+        f"{scale.name} needs group_shape where it has fewer scales than elements, "
+        f"got {count} along an axis of {extent} elements"
     )
 
 

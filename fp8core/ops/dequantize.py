@@ -58,9 +58,8 @@ def dequantize(
         An array of q's shape in the framework of q.
 
     Raises:
-        ScaleError: there is no scale, or several group shapes fit its shape and none was given, or group_shape is not
-            that of a `Quantized`.
-        ShapeError: the scale's shape does not fit the groups.
+        ScaleError: there is no scale, or group_shape is needed and was not given, or is not that of a `Quantized`.
+        ShapeError: the scale's shape does not fit the groups, or no groups fit it.
         DTypeError, LayoutError, DeviceError: as for `quantize`, before anything is launched or written.
         UnsupportedProblemError: there are 2**31 columns or more, on a GPU.
 

@@ -96,7 +96,7 @@ def grouped_scaled_mm_nt(
         ShapeError: the matrices do not share k, or offs, a scale, the bias or ``out`` does not fit them.
         DTypeError: the call does not take the dtype of an array.
         LayoutError: rows of a, of the weight or of the bias are not contiguous, or ``out`` overlaps another array.
-        ScaleError: the scales do not go together, or one is missing.
+        ScaleError: the scales do not go together, one is missing, or float32 does not hold a number.
         DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
             anything is launched or written.
         UnsupportedProblemError: no kernel can run the call: e5m2 times e5m2, or more than 1024 groups on a GPU.

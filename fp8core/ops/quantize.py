@@ -67,9 +67,10 @@ def quantize(
       multiplied by the rounded reciprocal of the scale instead of divided.
 
     These are the formulas of the kernels in vLLM (``csrc/quantization``: ``scaled_fp8_quant``,
-    ``per_token_group_quant_fp8``); on finite data that are not all zero the results are equal bit for bit. The formats
-    are those of Micikevicius et al. 2022 (arXiv:2209.05433), the fnuz formats those of Noune et al. 2022
-    (arXiv:2206.02915). Groups of 1x128 and blocks of 128x128 are those of DeepSeek-V3 (arXiv:2412.19437).
+    ``per_token_group_quant_fp8``); the results are equal bit for bit, except for NaN, infinities, tensors of zeros, and
+    the least scales that are powers of two (concepts/numerics.md). The formats are those of Micikevicius et al. 2022
+    (arXiv:2209.05433), the fnuz formats those of Noune et al. 2022 (arXiv:2206.02915). Groups of 1x128 and blocks of
+    128x128 are those of DeepSeek-V3 (arXiv:2412.19437).
 
     Args:
         x: float32, float16 or bfloat16 ``[..., cols]`` on any device, last axis contiguous.

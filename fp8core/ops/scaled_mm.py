@@ -100,7 +100,7 @@ def scaled_mm(
         DTypeError: the call does not take the dtype of an array, beta is no number, or there is no such activation.
         LayoutError: rows of a, columns of b or the bias are not contiguous, ``out`` overlaps another array, or beta is
             not 0 without ``out``.
-        ScaleError: the scales do not go together, or one is missing.
+        ScaleError: the scales do not go together, one is missing, or float32 does not hold a number or beta.
         DeviceError: the arrays are on several devices, or stream is not a stream. All errors are raised before
             anything is launched or written.
         UnsupportedProblemError: no kernel can run the call, for example e5m2 times e5m2.

@@ -10,6 +10,7 @@ from fp8core.kernels.encodings import ceil_div
 from fp8core.problem import BLOCK_128
 from fp8core.runtime.sources import digest_of
 from fp8core.torch.joining import ARRAYS, LINEAR, LINEAR_JOINED, join_, runs
+from fp8core.torch.layers import check_model
 
 PDL: Final = "triton.enable_pdl"
 """The inductor option that launches inductor's own kernels with programmatic dependent launch."""
@@ -32,6 +33,9 @@ def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
             other in memory, in place; values do not change. Move the model to its device first: moving it later
             separates the weights again.
 
+    Raises:
+        DTypeError: model is neither a ``torch.nn.Module`` nor None.
+
     Examples:
         >>> import torch, fp8core.torch
         >>> model = torch.nn.Sequential(torch.nn.Linear(64, 32))
@@ -41,6 +45,7 @@ def compile_options(model: torch.nn.Module | None = None) -> dict[str, Any]:
     from torch._inductor import config
 
     if model is not None:
+        check_model(model)
         join_(model)
     options: dict[str, Any] = {"post_grad_custom_post_pass": _graph_pass(model is not None)}
     if hasattr(config.triton, PDL.partition(".")[2]):

@@ -33,7 +33,8 @@ def scaled_fp8_quant(
         group_shape: the groups of a scale, given or dynamic; per token with use_per_token_if_dynamic.
 
     Returns:
-        tuple: FP8 data in the framework of ``input``, and its scale, ``[1]`` per tensor and ``[m, 1]`` per token.
+        tuple: FP8 data in the framework of ``input``, and its scale, ``[1]`` per tensor, ``[m, 1]`` per token,
+            otherwise one number for each group.
 
     Raises:
         DTypeError, ShapeError, LayoutError, ScaleError, DeviceError: before anything is launched or written.

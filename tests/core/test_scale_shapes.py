@@ -37,8 +37,14 @@ def test_what_was_quantized_is_dequantized_by_its_own_groups(group, shape):
 @pytest.mark.parametrize(("group", "cols"), [((1, 64), 96), ((1, 96), 192), ((1, 32), 100), ((6, 25), 50)])
 def test_a_scale_that_several_groups_explain_needs_its_group_shape(group, cols):
     data, scale = fp8core.quantize(fresh((12, cols)), group_shape=group)
-    with pytest.raises(ScaleError, match="needs group_shape"):
+    with pytest.raises(ScaleError, match="needs group_shape where it has fewer scales than elements"):
         fp8core.dequantize(data, scale)
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (1, 5), (4, 0), (5, 1)])
+def test_a_scale_that_no_groups_explain_is_refused_for_its_shape(shape):
+    with pytest.raises(ShapeError, match=r"scale needs .* scale per .*, got \d along"):
+        fp8core.dequantize(fp8core.quantize(fresh((4, 7))).data, np.ones(shape, np.float32))
 
 
 def test_a_pair_is_a_pair_and_knows_more():

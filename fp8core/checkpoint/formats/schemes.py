@@ -53,7 +53,7 @@ SCHEMES: Final[dict[str, Scheme]] = {
         {"strategy": "group", "group_size": 128},
     ),
 }
-"""The schemes by name; weights and activations are described in the terms of compressed-tensors."""
+"""The schemes by name, in the terms of compressed-tensors; static and mxfp8, which only files have, are not here."""
 
 STATIC: Final = {"static": SCHEMES["tensor"].with_static_activations()}
 """One scale for each weight, and one static scale for the activations of each layer: for files only."""
