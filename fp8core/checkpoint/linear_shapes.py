@@ -1,7 +1,6 @@
 """The shapes and scale schemes of a checkpoint's linear layers, for tuning and compiling."""
 
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from fp8core.checkpoint.experts import split_experts, split_if_possible
@@ -9,7 +8,7 @@ from fp8core.checkpoint.layers import Layer
 from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.quantizing import plan_checkpoint
 from fp8core.checkpoint.reader import checkpoint_of
-from fp8core.checkpoint.source import scan
+from fp8core.checkpoint.source import path_of, scan
 from fp8core.errors import CheckpointError
 from fp8core.tuning.shapes import LayerOptions, Scheme, check_scheme
 
@@ -65,7 +64,7 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
         [(64, 32, 'channel', ['up.weight'])]
     """
     check_scheme(scheme)
-    stored = scan(Path(source))
+    stored = scan(path_of(source, "source"))
     split = split_if_possible(stored)
     checkpoint = checkpoint_of(split)
     found: dict[LayerShape, list[str]] = {}

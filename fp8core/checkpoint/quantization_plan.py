@@ -11,7 +11,7 @@ from fp8core.checkpoint.naming import module_of
 from fp8core.checkpoint.running import Work
 from fp8core.checkpoint.schemes import MXFP8, STATIC, Scheme, quantization_config, scheme_of, static_scale
 from fp8core.checkpoint.selection import selection
-from fp8core.checkpoint.source import Source, open_source
+from fp8core.checkpoint.source import Source, open_source, path_of
 from fp8core.checkpoint.verdicts import Verdict, verdicts_of
 from fp8core.checkpoint.writing import Shard, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
@@ -103,7 +103,7 @@ def planned_quantization(
     split_experts: bool,
 ) -> PlannedQuantization:
     """Return the planned quantization of a checkpoint; the arguments are those of `quantize_checkpoint`."""
-    source = open_source(Path(path))
+    source = open_source(path_of(path, "source"))
     if split_experts:
         source = experts.split_experts(source)
     scheme, entries = scheme_of(scheme_name, {**STATIC, "mxfp8": MXFP8}), source.entries

@@ -18,7 +18,7 @@ from fp8core.checkpoint.files import FLOATS, FP8, Header, read_header
 from fp8core.checkpoint.granularity import E8M0, Grouping, grouping, matrices
 from fp8core.checkpoint.layers import Layer, Tensor, tensor_of
 from fp8core.checkpoint.naming import FormatName, belongings
-from fp8core.checkpoint.source import Source, read_json, scan
+from fp8core.checkpoint.source import Source, path_of, read_json, scan
 from fp8core.errors import CheckpointError
 from fp8core.problem import PER_TENSOR
 
@@ -222,7 +222,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> 
         >>> checkpoint.format, len(checkpoint.layers), [tensor.name for tensor in checkpoint.tensors()]
         ('unquantized', 0, ['up.weight'])
     """
-    return checkpoint_of(scan(Path(path)), unscaled=unscaled)
+    return checkpoint_of(scan(path_of(path, "path")), unscaled=unscaled)
 
 
 def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
@@ -269,9 +269,10 @@ def open_files(
         ...     open_files([f"{folder}/model.safetensors"], {"model_type": "llama"}).config
         {'model_type': 'llama'}
     """
-    if isinstance(files, str | os.PathLike):
-        raise CheckpointError(f"files needs a list of paths, got {str(files)!r}")
-    headers: tuple[Header, ...] = tuple(read_header(Path(file)) for file in files)
+    if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable):
+        got = str(files) if isinstance(files, os.PathLike) else files
+        raise CheckpointError(f"files needs a list of paths, got {got!r}")
+    headers: tuple[Header, ...] = tuple(read_header(path_of(file, "files")) for file in files)
     if not headers:
         raise CheckpointError("files needs at least one safetensors file, got none")
     known = dict(config or {})
