@@ -90,6 +90,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"\bprojector\.layers", "multi_modal_projector"),
     ),
     "deepseek_v4": (
+        (r"^head\.", "lm_head."),
         (r"attn\.indexer\.compressor", "attn.compressor.indexer"),
         (r"attn\.indexer\.weights_proj", "attn.compressor.indexer.scorer.weights_proj"),
         (r"attn\.indexer", "attn.compressor.indexer"),
@@ -148,6 +149,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"\bself_attn\.out_proj", "self_attn.o_proj"),
         (r"\blayers\.(\d+)\.linear(\d)", r"layers.\1.mlp.fc\2"),
     ),
+    "gpt_neox": ((r"^embed_out\.", "lm_head."),),
     "granitemoe granitemoehybrid granitemoeshared minimax minimax_m2 mixtral phimoe": (("block_sparse_moe", "mlp"),),
     "gte": (
         (r"encoder\.layer\.", "layers."),
@@ -173,6 +175,9 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"vision_tower\.proj_in", "vision_tower.merger.linear_1"),
         (r"vision_tower\.proj_out", "vision_tower.merger.linear_2"),
         *_C_FC,
+    ),
+    "inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model": (
+        (r"\bmodel\.llm\.unembed", "lm_head"),
     ),
     "inkling2_loop_text inkling2_text": (
         (r"\battn\.w([qkv])_d[uv]", r"self_attn.\1_proj.linear"),
@@ -211,6 +216,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"self_attn\.index_([qk])_proj", r"self_attn.indexer.\1_proj"),
     ),
     "mistral_large4": (
+        (r"^output\.", "lm_head."),
         (r"\bvision_encoder\.", "vision_tower."),
         (r"\bpatch_merger\.", "multi_modal_projector.patch_merger."),
         (r"\bvision_language_adapter\.w_in", "multi_modal_projector.linear_1"),
