@@ -8,7 +8,8 @@ import numpy as np
 
 from fp8core.checkpoint.kinds import IN_TOWER, is_router, modules_with_routers, numbered, tower_of
 from fp8core.checkpoint.naming import WEIGHT, module_of
-from fp8core.checkpoint.renames import Rules, renamed, rules_for
+from fp8core.checkpoint.renames import Rules
+from fp8core.checkpoint.renaming import renamed, rules_for
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
@@ -116,7 +117,7 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str], r
     - one beside the name of each module that no other pattern has, and one in place of the names of a tower's modules:
       transformers gives modules other prefixes than checkpoints do. A module outside of the towers whose name ends as
       those of FP8 layers in towers alone has one for names outside of towers;
-    - one for each other name that transformers gives to a layer (`fp8core.checkpoint.renames`);
+    - one for each other name that transformers gives to a layer (`fp8core.checkpoint.renaming`);
     - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
     - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
       to w3.

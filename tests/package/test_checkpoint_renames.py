@@ -2,7 +2,7 @@
 
 import pytest
 
-from fp8core.checkpoint.renames import renamed, rules_for
+from fp8core.checkpoint.renaming import renamed, rules_for
 from fp8core.checkpoint.schemes import SCHEMES, quantization_config
 from support.checkpoints import is_ignored
 
