@@ -187,10 +187,8 @@ def of_comfyui(**layers):
 
 
 CHANNEL, TENSOR, BLOCK = claimed("channel"), claimed("tensor"), claimed("block", block_structure=[128, 128])
-MIXED = claimed("channel", ["AClass", "Another"])
-MIXED["quantization_config"]["config_groups"]["group_1"]["weights"] = {
-    "strategy": "block", "block_structure": [128, 128]
-}  # fmt: skip
+MIXED = claimed("block", ["Linear", "RowLinear"], block_structure=[128, 128])
+MIXED["quantization_config"]["config_groups"]["group_1"]["weights"] = {"strategy": "channel"}
 FP8_LAYER = {"layers.0.up.weight": ((64, 32), E4M3), "layers.0.up.weight_scale": ((64, 1), F32)}
 PACKED = {"layers.0.down.weight_packed": ((64, 4), np.int64), "layers.0.down.weight_scale": ((64, 1), F32)}
 EMBEDDING = {"embed.weight": ((64, 32), F32), "layers.0.norm.weight": ((64,), F32)}
@@ -222,6 +220,8 @@ BY_COLUMNS = ((64, 32), E4M3), ((1, 32), F32)
         ({"layers.0.experts.up_proj": ((2, 64, 32), E4M3), "layers.0.experts.up_proj_scale": ((2, 1, 32), F32)},
          CHANNEL, None, []),
         (ONE_ROW, CHANNEL, None, []),
+        ({"layers.0.experts.up_proj": ((2, 1, 32), E4M3), "layers.0.experts.up_proj_scale": ((2,), F32)},
+         CHANNEL, None, []),
         (FP8_LAYER, TENSOR, None, ["layers.0.up.weight"]),
         (FP8_LAYER, MIXED, None, []),
         (FP8_LAYER, BLOCK, None, ["layers.0.up.weight"]),
