@@ -209,7 +209,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> 
         The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or the index does not match the files.
+        CheckpointError: a file cannot be read or is damaged, the index does not match the files, or path is none.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -257,7 +257,7 @@ def open_files(
         The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or the list is empty or a single path.
+        CheckpointError: a file cannot be read or is damaged, or files is no list of paths, or an empty one.
 
     Examples:
         >>> from tempfile import TemporaryDirectory

@@ -42,6 +42,7 @@ def header(text):
          {"format": "fbgemm_fp8", "granularities": {"channel"}, "activations": "dynamic", "ignore": ("a",)}),
         (of({"quant_method": "mxfp8"}), {"format": "mxfp8", "variant": "mxfp8"}),
         (of({"quant_method": "gptq"}), {"format": None, "variant": "gptq"}),
+        (of({"bits": 8}), {"format": None, "file": "config.json", "variant": ""}),
         (of({"config_groups": {"group_0": {"weights": CHANNEL}}}), {"format": "compressed-tensors"}),
         (of({"config_groups": {}, "quant_algo": "FP8"}), {"format": "modelopt", "granularities": {"tensor"}}),
         (of({"quant_algo": "FP8", "quant_method": "fp8"}), {"format": "fp8"}),
