@@ -21,6 +21,9 @@ from fp8core.checkpoint import (
     tune_checkpoint,
     verify_checkpoint,
 )
+from fp8core.checkpoint.experts import split_experts
+from fp8core.checkpoint.reader import checkpoint_of
+from fp8core.checkpoint.source import scan
 from fp8core.errors import CheckpointError
 from support.checkpoints import fp8, normal, write
 
@@ -146,6 +149,28 @@ def test_an_unquantized_checkpoint_has_no_layers(tmp_path):
         {},
         ["a.weight"],
     )
+
+
+@pytest.mark.parametrize("counts", ["1.safetensors", "2.safetensors"])
+def test_of_two_tensors_of_a_name_the_one_that_the_index_names_is_read(tmp_path, counts):
+    numbers = {at: normal(4, 8, seed=at) for at in (1, 2)}
+    files = [write(tmp_path / f"{at}.safetensors", {"a": one, f"own{at}": one}) for at, one in numbers.items()]
+    weight_map = {"a": counts, "own1": "1.safetensors", "own2": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    tensors = open_checkpoint(tmp_path).all_tensors
+    assert {name: one.path.name for name, one in tensors.items()} == weight_map
+    np.testing.assert_array_equal(tensors["a"].read(), numbers[int(counts[0])])
+    assert open_files(files).all_tensors["a"].path == files[-1]
+
+
+def test_columns_are_read_up_to_the_end_of_a_file(tmp_path):
+    experts = normal(2, 32, 96)
+    write(tmp_path / "model.safetensors", {"layers.0.experts.gate_up_proj": experts})
+    (tmp_path / "config.json").write_text('{"hidden_size": 32}')
+    tensors = checkpoint_of(split_experts(scan(tmp_path))).all_tensors
+    for at, expert in enumerate(experts):
+        for part, columns in (("gate", expert[:, :48]), ("up", expert[:, 48:])):
+            np.testing.assert_array_equal(tensors[f"layers.0.experts.{at}.{part}_proj.weight"].read(), columns.T)
 
 
 def test_the_scales_of_keys_and_values_are_known(tmp_path):
