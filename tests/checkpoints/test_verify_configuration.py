@@ -219,6 +219,8 @@ BY_COLUMNS = ((64, 32), E4M3), ((1, 32), F32)
         (dict(zip(FP8_LAYER, BY_COLUMNS, strict=True)), CHANNEL, None, ["layers.0.up.weight"]),
         ({"layers.0.experts.up_proj": ((2, 64, 32), E4M3), "layers.0.experts.up_proj_scale": ((2, 1, 32), F32)},
          CHANNEL, None, []),
+        ({"layers.0.experts.up_proj": ((2, 64, 32), E4M3), "layers.0.experts.up_proj_scale": ((2, 64, 1), F32),
+          "layers.0.experts.up_proj_input_scale": ((2,), F32)}, CHANNEL, None, []),
         (ONE_ROW, CHANNEL, None, []),
         ({"layers.0.experts.up_proj": ((2, 1, 32), E4M3), "layers.0.experts.up_proj_scale": ((2,), F32)},
          CHANNEL, None, []),
