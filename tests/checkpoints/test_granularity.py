@@ -78,7 +78,7 @@ def test_a_block_size_of_the_configuration_counts_where_it_fits(tmp_path):
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 64]}
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
     (layer,) = open_checkpoint(tmp_path).layers.values()
-    assert (layer.granularity, layer.group_shape) == ("block", (128, 64))
+    assert (layer.granularity, layer.group_shape, layer.scheme) == ("block", (128, 64), None)
     one_block = {"a.weight": fp8(64, 64), "a.weight_scale_inv": np.ones((1, 1), np.float32)}
     write(tmp_path / "model.safetensors", one_block)
     (layer,) = open_checkpoint(tmp_path).layers.values()
