@@ -56,6 +56,9 @@ def test_the_shape_of_a_scale_tells_its_granularity(tmp_path, shape, name, scale
     (tmp_path / "config.json").write_text(json.dumps(config))
     (layer,) = open_checkpoint(tmp_path).layers.values()
     assert (layer.granularity, layer.group_shape, layer.scale_shape) == (granularity, group, wide)
+    block = "block" if group == (128, 128) else None
+    schemes = {"tensor": "tensor", "channel": "channel", "shard": "channel", "block": block}
+    assert layer.scheme == schemes.get(granularity)
     if granularity is None:
         assert "fit" in layer.fault()
         with pytest.raises(CheckpointError, match="fit"):
