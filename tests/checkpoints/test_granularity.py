@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -163,3 +164,14 @@ def test_each_part_of_a_model_has_its_own_heads():
 
 def test_gate_and_up_are_halves():
     assert [shard_widths("a.gate_up_proj.weight", rows, 2, {}) for rows in (96, 97)] == [(48, 48), None]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, ml_dtypes.float8_e4m3fn])
+def test_scales_of_other_dtypes_are_none(tmp_path, dtype):
+    write(tmp_path / "model.safetensors", {"a.weight": fp8(64, 32), "a.weight_scale": np.ones((64, 1), dtype)})
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert layer.granularity is None
+    with pytest.raises(
+        CheckpointError, match=r"a\.weight_scale of model\.safetensors needs a shape and dtype that fit"
+    ):
+        layer.scales()
