@@ -3,7 +3,6 @@
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from fp8core.checkpoint.disk.files import DTYPES, FLOATS, Entry, read_rows, stored_rows
 from fp8core.checkpoint.disk.running import Progress, advancing
-from fp8core.checkpoint.disk.source import scan
+from fp8core.checkpoint.disk.source import path_of, scan
 from fp8core.checkpoint.disk.writing import Advance
 from fp8core.checkpoint.formats.naming import MARKER, OTHERS, WEIGHT, is_scale, module_of, other_quantizations
 from fp8core.checkpoint.quantization.verdicts import TIED, is_tied
@@ -94,10 +93,10 @@ def verify_checkpoint(
         ['the scale up.weight_scale has no weight up.weight']
     """
     faults: list[Fault] = []
-    checkpoint = checkpoint_of(
-        scan(Path(path), lambda tensor, text: faults.append(Fault(tensor, "index", text))), unscaled=unscaled
-    )
-    other = None if against is None else checkpoint_of(split_like(scan(Path(against)), checkpoint.all_tensors))
+    source = scan(path_of(path, "path"), lambda tensor, text: faults.append(Fault(tensor, "index", text)))
+    checkpoint, other = checkpoint_of(source, unscaled=unscaled), None
+    if against is not None:
+        other = checkpoint_of(split_like(scan(path_of(against, "against")), checkpoint.all_tensors))
     faults += _unlisted(checkpoint)
     faults += header_faults(checkpoint)
     if not (checkpoint.layers or checkpoint.kv_scales() or faults):

@@ -38,8 +38,8 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         quant_method: "fp8core", which transformers writes beside the other fields.
 
     Raises:
-        CheckpointError: scheme is not one of these, include or exclude is not a list of patterns, or input_scales is
-            not a mapping.
+        CheckpointError: scheme is not one of these, include or exclude is not a list of patterns, or input_scales or
+            source is not a mapping.
         DTypeError: use_fast_accum or batch_invariant is not True or False.
 
     Examples:
@@ -67,6 +67,8 @@ class Fp8CoreConfig(QuantizationConfigMixin):  # type: ignore[misc]
         if not isinstance(input_scales, Mapping | None):
             raise CheckpointError(f"input_scales needs a mapping of layers to numbers, got {input_scales!r}")
         self.input_scales = None if input_scales is None else dict(input_scales)
+        if not isinstance(source, Mapping | None):
+            raise CheckpointError(f"source needs a mapping, as config_for finds it, got {source!r}")
         self.use_fast_accum = checks.flag(use_fast_accum, "use_fast_accum")
         self.batch_invariant = checks.flag(batch_invariant, "batch_invariant")
         self.source = None if source is None else dict(source)

@@ -45,7 +45,7 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
             has no linear layer for an FP8 weight; a weight to be quantized holds NaN or infinities; or a file cannot be
             read.
         DTypeError: dtype, or that of the checkpoint, is not float32, float16 or bfloat16; path is neither text nor a
-            path; or auto has no from_pretrained.
+            path; config is neither of them nor a configuration; or auto has no from_pretrained.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -59,7 +59,7 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
         >>> model.model.layers[0].mlp.up_proj
         Linear(in_features=32, out_features=64, bias=False, scheme=channel, weight=float8_e4m3fn)
     """
-    _check_path(path)
+    _check_path(path, "path", "a folder")
     if not callable(getattr(auto, "from_pretrained", None)):
         raise DTypeError(f"auto needs a class with from_pretrained, got {auto!r}")
     refuse_spread(_distributed(kwargs))
@@ -74,7 +74,9 @@ def from_pretrained(path: str | os.PathLike[str], auto: Any = AutoModelForCausal
     if isinstance(config, PreTrainedConfig):
         config = _in_charge(copy.deepcopy(config), path, kwargs)
     else:
-        config, kwargs = _configured(path if config is None else config, path, kwargs)
+        place = path if config is None else config
+        _check_path(place, "config", "a PreTrainedConfig, a folder")
+        config, kwargs = _configured(place, path, kwargs)
     quantized = getattr(config, "quantization_config", None)
     if quantized is None:
         return auto.from_pretrained(path, config=config, quantization_config=asked or Fp8CoreConfig(), **kwargs)
@@ -116,14 +118,14 @@ def config_for(path: str | os.PathLike[str], **kwargs: Any) -> Any:
         ...     config_for(folder).quantization_config["quant_method"]
         'fp8core'
     """
-    _check_path(path)
+    _check_path(path, "path", "a folder")
     return _configured(path, path, kwargs)[0]
 
 
-def _check_path(path: object) -> None:
+def _check_path(path: object, operand: str, needed: str) -> None:
     """Refuse what transformers would take for the name of a repository, and look for on the network."""
     if not isinstance(path, str | os.PathLike):
-        raise DTypeError(f"path needs a folder or the name of a repository, got {path!r}")
+        raise DTypeError(f"{operand} needs {needed} or the name of a repository, got {path!r}")
 
 
 def _distributed(kwargs: Mapping[str, Any]) -> Any:

@@ -295,3 +295,16 @@ def test_what_quantize_writes_is_converted_there_and_back(tmp_path):
         assert json.loads(three.with_suffix(".config.json").read_text()) == json.loads(
             one.with_suffix(".config.json").read_text()
         )
+
+
+@pytest.mark.parametrize(("to", "listed"), [("deepseek", "modules_to_not_convert"), ("modelopt", "ignore")])
+@pytest.mark.parametrize("head", ["lm_head", "language_model.lm_head", "score"])
+def test_lm_head_is_listed_unless_it_is_fp8(tmp_path, to, listed, head):
+    """transformers and vLLM match whole parts of the names that DeepSeek's format lists."""
+    (tmp_path / "in").mkdir()
+    tensors = {f"{head}.weight": torch.ones(128, 128), "model.layers.0.mlp.up_proj.weight": torch.ones(128, 128)}
+    save_file(tensors, tmp_path / "in" / "model.safetensors")
+    quantize_checkpoint(tmp_path / "in", tmp_path / "fp8", scheme="block", include=[head, "*.up_proj"])
+    config = convert_checkpoint(tmp_path / "fp8", tmp_path / "out", to=to).quantization_config
+    assert ("lm_head" in config[listed]) == (head == "score")
+    assert not verify_checkpoint(tmp_path / "out").faults

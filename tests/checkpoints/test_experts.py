@@ -262,6 +262,16 @@ WRONG = [
     ),
     (lambda tensors: tensors, {}, "split_experts needs hidden_size in the config.json"),
     (lambda tensors: tensors, {"hidden_size": 64}, "needs the hidden size, 64, on the axis "),
+    (
+        lambda tensors: {f"{EXPERTS}.gate_up_proj": normal(E, 97, HIDDEN)},
+        None,
+        "gate and up of equal rows, got 97 rows",
+    ),
+    (
+        lambda tensors: {f"{EXPERTS}.gate_up_proj": normal(E, HIDDEN, 97)},
+        None,
+        "gate and up of equal columns, got 97 col",
+    ),
     (square, None, r"needs shapes that tell rows from columns, got \[192, 192\]"),
     (lambda tensors: tensors | {f"{EXPERTS}.gate_up_proj_bias": normal(E, 2)}, None, "experts without biases"),
     (

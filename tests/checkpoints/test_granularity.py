@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -41,7 +42,9 @@ SHAPES = [
     ((4, 256, 192), f"{E}.gate_up_proj", (4,), "tensor", (-1, -1), (4, 1, 1)),
     ((4, 256, 192), f"{E}.gate_up_proj", (4, 1, 1), "tensor", (-1, -1), (4, 1, 1)),
     ((4, 256, 192), f"{E}.gate_up_proj", (), "tensor", (-1, -1), (4, 1, 1)),
-    ((4, 256, 192), f"{E}.gate_up_proj", (4, 2), "shard", (1, -1), (4, 256, 1)),
+    ((4, 192, 256), f"{E}.gate_up_proj", (4, 2), "shard", (1, -1), (4, 192, 1)),
+    ((4, 256, 256), f"{E}.gate_up_proj", (4, 2, 1), "shard", (1, -1), (4, 256, 1)),
+    ((4, 256, 192), f"{E}.gate_up_proj", (4, 2), None, None, ()),
     ((4, 256, 192), f"{E}.gate_up_proj", (3, 2, 2), None, None, ()),
 ]
 
@@ -54,6 +57,9 @@ def test_the_shape_of_a_scale_tells_its_granularity(tmp_path, shape, name, scale
     (tmp_path / "config.json").write_text(json.dumps(config))
     (layer,) = open_checkpoint(tmp_path).layers.values()
     assert (layer.granularity, layer.group_shape, layer.scale_shape) == (granularity, group, wide)
+    block = "block" if group == (128, 128) else None
+    schemes = {"tensor": "tensor", "channel": "channel", "shard": "channel", "block": block}
+    assert layer.scheme == schemes.get(granularity)
     if granularity is None:
         assert "fit" in layer.fault()
         with pytest.raises(CheckpointError, match="fit"):
@@ -76,7 +82,7 @@ def test_a_block_size_of_the_configuration_counts_where_it_fits(tmp_path):
     quantization = {"quant_method": "fp8", "weight_block_size": [128, 64]}
     (tmp_path / "config.json").write_text(json.dumps({"quantization_config": quantization}))
     (layer,) = open_checkpoint(tmp_path).layers.values()
-    assert (layer.granularity, layer.group_shape) == ("block", (128, 64))
+    assert (layer.granularity, layer.group_shape, layer.scheme) == ("block", (128, 64), None)
     one_block = {"a.weight": fp8(64, 64), "a.weight_scale_inv": np.ones((1, 1), np.float32)}
     write(tmp_path / "model.safetensors", one_block)
     (layer,) = open_checkpoint(tmp_path).layers.values()
@@ -158,3 +164,14 @@ def test_each_part_of_a_model_has_its_own_heads():
 
 def test_gate_and_up_are_halves():
     assert [shard_widths("a.gate_up_proj.weight", rows, 2, {}) for rows in (96, 97)] == [(48, 48), None]
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.int8, ml_dtypes.float8_e4m3fn])
+def test_scales_of_other_dtypes_are_none(tmp_path, dtype):
+    write(tmp_path / "model.safetensors", {"a.weight": fp8(64, 32), "a.weight_scale": np.ones((64, 1), dtype)})
+    (layer,) = open_checkpoint(tmp_path).layers.values()
+    assert layer.granularity is None
+    with pytest.raises(
+        CheckpointError, match=r"a\.weight_scale of model\.safetensors needs a shape and dtype that fit"
+    ):
+        layer.scales()

@@ -43,7 +43,8 @@ def test_a_file_that_a_killed_run_left_is_removed(tmp_path, source, name):
     assert left_in(tmp_path) == ["in", "out.config.json", "out.safetensors"]
 
 
-@pytest.mark.parametrize("name", [".out.0123abcd.tmp", ".out.0123.fp8core", ".other.0123abcd.fp8core", "out.fp8core"])
+@pytest.mark.parametrize("name", [".out.0123abcd.tmp", ".out.0123.fp8core", ".other.0123abcd.fp8core", "out.fp8core",
+    ".out.0123abcd.fp8core.bak", "..out.0123abcd.fp8core"])  # fmt: skip
 def test_names_that_are_not_its_own_are_left_alone(tmp_path, source, name):
     left = leftover(tmp_path, name)
     with warnings.catch_warnings():
@@ -58,6 +59,7 @@ def test_a_target_that_another_run_is_writing_is_refused(tmp_path, source):
     fcntl.flock(handle, fcntl.LOCK_EX)
     with pytest.raises(CheckpointError, match=rf"another run is writing it, as {left}"):
         quantize_checkpoint(source, tmp_path / "out")
+    assert not replacing.remove(replacing.Leftover(left, False))  # nor if the lock was taken since it was looked at
     os.close(handle)
     assert left_in(tmp_path) == [HIDDEN, "in"]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fp8core.checkpoint.formats.renames import renamed, rules_for
+from fp8core.checkpoint.formats.renaming import renamed, rules_for
 from fp8core.checkpoint.formats.schemes import SCHEMES, quantization_config
 from support.checkpoints import is_ignored
 
@@ -28,15 +28,18 @@ LAYERS = {
     "transf_decoder._decoder.layers.3.third_sub_layer.dense_in",
     "cosmos3_omni": "layers.3.self_attn.to_q layers.3.self_attn.to_out",
     "d_fine": "decoder.layers.3.fc1 encoder.encoder.0.layers.3.fc2",
-    "deepseek_v4": "layers.3.attn.wq_a layers.3.attn.wo_b layers.3.attn.wkv layers.3.attn.compressor.wgate "
+    "deepseek_v4": "head layers.3.attn.wq_a layers.3.attn.wo_b layers.3.attn.wkv layers.3.attn.compressor.wgate "
     "layers.3.attn.indexer.compressor.wkv layers.3.attn.indexer.weights_proj layers.3.attn.indexer.wq_b "
     "layers.3.ffn.shared_experts.w1 layers.3.ffn.shared_experts.w2",
+    "gpt_neox GPTNeoXForCausalLM": "embed_out",
+    "inkling2": "model.llm.unembed",
+    "mistral_large4": "output vision_encoder.transformer.layers.3.attention.wo",
     "dory": "backbone.layers.3.self_attn.g_proj",
     "lfm3": "model.layers.3.self_attn.gate_proj",
     "hy_v4": "model.layers.3.self_attn.linear_gate",
     "gte": "encoder.layer.3.attention.qkv_proj encoder.layer.3.attention.o_proj encoder.layer.3.mlp.up_gate_proj",
     "hrm_text": "H_module.layers.3.attn.gqkv_proj H_module.layers.3.attn.o_proj H_module.layers.3.mlp.gate_up_proj",
-    "inkling_mm_model": "model.llm.layers.3.attn.wq_du model.llm.layers.3.attn.wo_ud model.llm.layers.3.attn.wr_du",
+    "inkling_mm_model": "model.llm.unembed model.llm.layers.3.attn.wq_du model.llm.layers.3.attn.wo_ud model.llm.layers.3.attn.wr_du",
     "inkling2_text": "model.llm.layers.3.attn.wk_dv model.llm.layers.3.attn.wr_du model.llm.layers.3.attn.gate_attn",
     "jina_embeddings_v3": "encoder.layers.3.mixer.Wqkv encoder.layers.3.mixer.out_proj",
     "lara_mini": "model.layers.3.linear_attn.in_proj",
@@ -146,20 +149,55 @@ def test_layers_without_a_number_in_transformers_are_not_ignored_if_they_are_fp8
         assert is_ignored("model.embed_tokens", config)
 
 
+def test_a_layer_is_ignored_by_its_whole_name_if_one_of_another_part_ends_alike():
+    fp8, kept = "encoder.layers.0.self_attn.linear_k", "transf_decoder._decoder.layers.0.first_sub_layer.key_net"
+    weights, of_model = [(f"{kept}.weight", (64, 64))], {"model_type": "cohere_asr"}
+    config = quantization_config(SCHEMES["channel"], weights, [fp8], of_model)
+    assert is_ignored("model.decoder.layers.0.self_attn.k_proj", config)
+    assert not is_ignored("model.encoder.layers.0.self_attn.k_proj", config)
+
+
 @pytest.mark.parametrize(
-    ("model_type", "fp8", "kept", "theirs"),
+    ("config", "fp8", "kept", "theirs"),
     [
-        ("cohere_asr", "encoder.layers.0.self_attn.linear_k", "transf_decoder._decoder.layers.0.first_sub_layer.key_net",
-         "decoder.layers.0.self_attn.k_proj"),
-        ("dots3_note", "audio_encoder.dots_encoder.speech_encoder.layers.0.self_attn.k_proj",
-         "model.layers.0.self_attn.k_proj", "language_model.layers.0.self_attn.k_proj"),
+        ({"model_type": "minimax_m3_vl"}, "vision_tower.vision_model.encoder.layers.0.self_attn.k_proj",
+         "language_model.model.layers.0.self_attn.k_proj", "model.language_model.layers.0.self_attn.k_proj"),
+        ({"model_type": "mistral_large4", "text_config": {"model_type": "mistral_large4_text"}},
+         "vision_encoder.transformer.layers.0.feed_forward.w2", "layers.0.feed_forward.w2",
+         "model.language_model.layers.0.mlp.down_proj"),
+        ({"model_type": "dots3_note"}, "audio_encoder.dots_encoder.speech_encoder.layers.0.self_attn.k_proj",
+         "model.layers.0.self_attn.k_proj", "model.language_model.layers.0.self_attn.k_proj"),
+        ({"model_type": "llava"}, "vision_tower.layers.0.mlp.up_proj", "language_model.layers.0.mlp.up_proj",
+         "model.layers.0.mlp.up_proj"),
     ],
 )  # fmt: skip
-def test_a_layer_is_ignored_by_its_whole_name_if_one_of_another_part_ends_alike(model_type, fp8, kept, theirs):
-    config = quantization_config(SCHEMES["channel"], [(f"{kept}.weight", (64, 64))], [fp8], {"model_type": model_type})
-    assert is_ignored(f"model.{theirs}", config)
-    assert not is_ignored("model.encoder.layers.0.self_attn.k_proj", config)
-    assert not is_ignored("model.audio_tower.layers.0.self_attn.k_proj", config)
+def test_a_layer_is_ignored_outside_of_towers_if_an_fp8_layer_of_a_tower_ends_alike(config, fp8, kept, theirs):
+    found = quantization_config(SCHEMES["channel"], [(f"{kept}.weight", (64, 64))], [fp8], config)
+    for name in (kept, theirs):
+        assert is_ignored(name, found)
+    for name in (fp8, *renamed(f"{fp8}.weight", rules_for(config))):
+        for prefix in ("", "model."):
+            assert not is_ignored(prefix + name, found)
+    tower = theirs.partition("layers.")[2]
+    assert not is_ignored(f"vision_model.encoder.layers.{tower}", found)  # vLLM's name of some vision towers
+    found = quantization_config(SCHEMES["channel"], [(f"{kept}.weight", (64, 64))], [fp8, theirs], config)
+    assert is_ignored(kept, found)
+    assert not is_ignored(theirs, found)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "head"),
+    [("deepseek_v4", "head"), ("inkling2", "model.llm.unembed"), ("llava", "language_model.lm_head"), ("", "lm_head")],
+)
+def test_lm_head_is_not_ignored_if_the_fp8_head_has_this_name_in_transformers(model_type, head):
+    kept, config = [("model.layers.0.mlp.up_proj.weight", (64, 64))], {"model_type": model_type}
+    for fp8 in ([head], [head, "model.layers.0.mlp.down_proj"]):
+        found = quantization_config(SCHEMES["channel"], kept, fp8, config)
+        assert not is_ignored("lm_head", found)
+        assert not is_ignored(head, found)
+    assert is_ignored(
+        "lm_head", quantization_config(SCHEMES["channel"], [(f"{head}.weight", (64, 64))], fp8[1:], config)
+    )
 
 
 def test_layers_that_a_fused_parameter_is_split_into_are_ignored():

@@ -2,14 +2,28 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from fp8core.checkpoint import inspect_checkpoint, open_checkpoint, open_files, verify_checkpoint
+from fp8core.checkpoint import (
+    convert_checkpoint,
+    inspect_checkpoint,
+    open_checkpoint,
+    open_files,
+    plan_checkpoint,
+    plan_conversion,
+    quantize_checkpoint,
+    tune_checkpoint,
+    verify_checkpoint,
+)
+from fp8core.checkpoint.disk.source import scan
 from fp8core.checkpoint.formats import naming
+from fp8core.checkpoint.reading.experts import split_experts
+from fp8core.checkpoint.reading.reader import checkpoint_of
 from fp8core.errors import CheckpointError
 from support.checkpoints import fp8, normal, write
 
@@ -69,12 +83,43 @@ def test_a_format_is_the_same_from_the_files_that_a_loader_hands_over(tmp_path, 
     assert list(found.layers.values()) == list(open_checkpoint(tmp_path / "model").layers.values())
 
 
+@pytest.mark.parametrize(
+    ("call", "operand", "got"),
+    [
+        (open_checkpoint, "path", 5),
+        (open_checkpoint, "path", b"model"),
+        (verify_checkpoint, "path", None),
+        (lambda one: verify_checkpoint("whole", against=one), "against", 5),
+        (lambda one: open_files([one]), "files", None),
+        (plan_checkpoint, "source", 5),
+        (lambda one: plan_checkpoint("whole", one), "target", 5),
+        (lambda one: quantize_checkpoint("whole", one), "target", None),
+        (lambda one: plan_conversion(one, to="bf16"), "source", 5),
+        (lambda one: plan_conversion("codes", one, to="bf16"), "target", 5),
+        (lambda one: convert_checkpoint("codes", one, to="bf16"), "target", 5),
+        (tune_checkpoint, "source", 5),
+    ],
+)  # fmt: skip
+def test_paths_that_are_none_are_refused_by_name(tmp_path, monkeypatch, call, operand, got):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whole").mkdir()
+    write(tmp_path / "whole" / "model.safetensors", {"a.weight": normal(4, 8)})
+    write_format(ct_channel, tmp_path / "codes")
+    wanted = f"{operand} needs a str or an os.PathLike of one, got {got!r}"
+    with pytest.raises(CheckpointError, match=re.escape(wanted)):
+        call(got)
+    with pytest.raises(CheckpointError, match=rf"{operand} needs a path without null characters, got 'a\\x00b'"):
+        call("a\0b")
+
+
 def test_a_path_in_place_of_a_list_or_a_checkpoint_is_refused(tmp_path):
     for path in (tmp_path, str(tmp_path)):
         with pytest.raises(CheckpointError, match="files needs a list of paths, got '"):
             open_files(path)
         with pytest.raises(CheckpointError, match="checkpoint needs a Checkpoint, as open_checkpoint returns it"):
             inspect_checkpoint(path)
+    with pytest.raises(CheckpointError, match="files needs a list of paths, got 5"):
+        open_files(5)
 
 
 WITHOUT_CONFIG = {
@@ -104,6 +149,28 @@ def test_an_unquantized_checkpoint_has_no_layers(tmp_path):
         {},
         ["a.weight"],
     )
+
+
+@pytest.mark.parametrize("counts", ["1.safetensors", "2.safetensors"])
+def test_of_two_tensors_of_a_name_the_one_that_the_index_names_is_read(tmp_path, counts):
+    numbers = {at: normal(4, 8, seed=at) for at in (1, 2)}
+    files = [write(tmp_path / f"{at}.safetensors", {"a": one, f"own{at}": one}) for at, one in numbers.items()]
+    weight_map = {"a": counts, "own1": "1.safetensors", "own2": "2.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    tensors = open_checkpoint(tmp_path).all_tensors
+    assert {name: one.path.name for name, one in tensors.items()} == weight_map
+    np.testing.assert_array_equal(tensors["a"].read(), numbers[int(counts[0])])
+    assert open_files(files).all_tensors["a"].path == files[-1]
+
+
+def test_columns_are_read_up_to_the_end_of_a_file(tmp_path):
+    experts = normal(2, 32, 96)
+    write(tmp_path / "model.safetensors", {"layers.0.experts.gate_up_proj": experts})
+    (tmp_path / "config.json").write_text('{"hidden_size": 32}')
+    tensors = checkpoint_of(split_experts(scan(tmp_path))).all_tensors
+    for at, expert in enumerate(experts):
+        for part, columns in (("gate", expert[:, :48]), ("up", expert[:, 48:])):
+            np.testing.assert_array_equal(tensors[f"layers.0.experts.{at}.{part}_proj.weight"].read(), columns.T)
 
 
 def test_the_scales_of_keys_and_values_are_known(tmp_path):

@@ -2,9 +2,13 @@
 
 import json
 
+import ml_dtypes
+import numpy as np
 import pytest
 
-from fp8core.checkpoint import open_checkpoint, quantize_checkpoint, verify_checkpoint
+from fp8core.checkpoint import open_checkpoint, open_files, quantize_checkpoint, verify_checkpoint
+from fp8core.checkpoint.reading.faults import header_faults
+from support.checkpoints import write
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -166,3 +170,72 @@ def test_claims_of_comfyui_name_layers(tmp_path):
     metadata = {"_quantization_metadata": json.dumps({"format_version": "1.0", "layers": layers})}
     save_file(tensors, folder / "model.safetensors", metadata)
     assert found(folder) == [("config", "absent.weight")]
+
+
+F32, E4M3 = np.float32, ml_dtypes.float8_e4m3fn
+
+
+def claimed(strategy, targets=("Linear",), variant="float-quantized", **others):
+    """The config.json of compressed-tensors with one group for each of the targets."""
+    weights = {"num_bits": 8, "type": "float", "strategy": strategy, **others}
+    groups = {f"group_{at}": {"targets": [one], "weights": weights} for at, one in enumerate(targets)}
+    return {"quantization_config": {"quant_method": "compressed-tensors", "format": variant, "config_groups": groups}}
+
+
+def of_comfyui(**layers):
+    return {"_quantization_metadata": json.dumps({"layers": {name: {"format": one} for name, one in layers.items()}})}
+
+
+CHANNEL, TENSOR, BLOCK = claimed("channel"), claimed("tensor"), claimed("block", block_structure=[128, 128])
+MIXED = claimed("block", ["Linear", "RowLinear"], block_structure=[128, 128])
+MIXED["quantization_config"]["config_groups"]["group_1"]["weights"] = {"strategy": "channel"}
+FP8_LAYER = {"layers.0.up.weight": ((64, 32), E4M3), "layers.0.up.weight_scale": ((64, 1), F32)}
+PACKED = {"layers.0.down.weight_packed": ((64, 4), np.int64), "layers.0.down.weight_scale": ((64, 1), F32)}
+EMBEDDING = {"embed.weight": ((64, 32), F32), "layers.0.norm.weight": ((64,), F32)}
+ONE_ROW = {"layers.0.up.weight": ((1, 32), E4M3), "layers.0.up.weight_scale": ((1,), F32)}
+BY_COLUMNS = ((64, 32), E4M3), ((1, 32), F32)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "config", "metadata", "faulty"),
+    [
+        ({**FP8_LAYER, **PACKED}, CHANNEL, None, []),
+        ({**FP8_LAYER, "scaled_fp8": ((2,), E4M3)}, {"model_type": "llama"}, None, []),
+        (FP8_LAYER, {"model_type": "llama"}, None, ["layers.0.up.weight"]),
+        (FP8_LAYER, {"quantization_config": {"quant_method": "of tomorrow"}}, None, []),
+        ({**PACKED, "layers.0.up.weight": ((64, 32), F32)}, claimed("group", variant="pack-quantized"), None, []),
+        (EMBEDDING, claimed("group", variant="mxfp8-quantized"), None, [""]),
+        (EMBEDDING, CHANNEL, None, [""]),
+        (EMBEDDING, {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, None, []),
+        (EMBEDDING, {}, of_comfyui(embed="nvfp4"), []),
+        (EMBEDDING, {}, of_comfyui(embed="nvfp4", norm="float8_e4m3fn"), ["norm.weight"]),
+        (FP8_LAYER, {}, of_comfyui(**{"layers.0.up": "float8_e4m3fn", "embed": "nvfp4"}), []),
+        ({**FP8_LAYER, "layers.0.down.weight": ((32, 64), F32)}, CHANNEL, None, ["layers.0.down.weight"]),
+        ({**FP8_LAYER, "layers.0.down.weight": ((32, 64), F32)},
+         {"quantization_config": {"quant_method": "fbgemm_fp8"}}, None, []),
+        ({**FP8_LAYER, "adapter.weight": ((32, 64), F32)}, CHANNEL, None, []),
+        ({"layers.0.gate_up_proj.weight": ((64, 32), E4M3), "layers.0.gate_up_proj.weight_scale": ((2,), F32)},
+         TENSOR, None, []),
+        (dict(zip(FP8_LAYER, BY_COLUMNS, strict=True)), CHANNEL, None, ["layers.0.up.weight"]),
+        ({"layers.0.experts.up_proj": ((2, 64, 32), E4M3), "layers.0.experts.up_proj_scale": ((2, 1, 32), F32)},
+         CHANNEL, None, []),
+        ({"layers.0.experts.up_proj": ((2, 64, 32), E4M3), "layers.0.experts.up_proj_scale": ((2, 64, 1), F32),
+          "layers.0.experts.up_proj_input_scale": ((2,), F32)}, CHANNEL, None, []),
+        (ONE_ROW, CHANNEL, None, []),
+        ({"layers.0.experts.up_proj": ((2, 1, 32), E4M3), "layers.0.experts.up_proj_scale": ((2,), F32)},
+         CHANNEL, None, []),
+        (FP8_LAYER, TENSOR, None, ["layers.0.up.weight"]),
+        (FP8_LAYER, MIXED, None, []),
+        (FP8_LAYER, BLOCK, None, ["layers.0.up.weight"]),
+    ],
+)  # fmt: skip
+def test_a_configuration_contradicts_what_it_says_of_fp8_weights_alone(tmp_path, tensors, config, metadata, faulty):
+    made = {name: np.ones(shape, F32).astype(dtype) for name, (shape, dtype) in tensors.items()}
+    file = write(tmp_path / "model.safetensors", made, metadata)
+    assert [fault.tensor for fault in header_faults(open_files([file], config))] == faulty
+
+
+def test_the_configuration_beside_a_file_of_another_name_is_another_s(tmp_path):
+    file = write(tmp_path / "one.safetensors", {name: np.ones(s, F32).astype(d) for name, (s, d) in FP8_LAYER.items()})
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert not [*header_faults(open_checkpoint(file))]

@@ -61,6 +61,12 @@ def test_a_path_of_another_type_is_not_looked_for_on_the_network(path):
             call(path)
 
 
+@pytest.mark.parametrize("config", [{"model_type": "llama"}, 5])
+def test_a_configuration_of_another_type_is_not_looked_for_on_the_network(folders, config):
+    with pytest.raises(DTypeError, match=r"^config needs a PreTrainedConfig, a folder or the name of a rep"):
+        from_pretrained(folders / "wide", config=config)
+
+
 def test_what_loads_no_model_is_refused(folders):
     with pytest.raises(DTypeError, match=r"^auto needs a class with from_pretrained, got None$"):
         from_pretrained(folders / "fp8", None)

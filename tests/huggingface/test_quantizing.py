@@ -240,6 +240,8 @@ def test_checkpoints_and_options_that_cannot_be_quantized_are_refused(tmp_path):
             from_pretrained(tmp_path / "wide", quantization_config=asked)
     with pytest.raises(CheckpointError, match=r"input_scales needs a mapping of layers to numbers, got \[0\.5\]"):
         Fp8CoreConfig(scheme="static", input_scales=[0.5])
+    with pytest.raises(CheckpointError, match="source needs a mapping, as config_for finds it, got 'fp8'"):
+        Fp8CoreConfig(source="fp8")
     for name in ("use_fast_accum", "batch_invariant"):
         with pytest.raises(DTypeError, match=f"{name} needs True or False, got 'no'"):
             Fp8CoreConfig(**{name: "no"})

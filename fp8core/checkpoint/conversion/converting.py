@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fp8core.checkpoint.conversion.changes import Change
 from fp8core.checkpoint.conversion.planning import PlannedConversion
 from fp8core.checkpoint.disk.running import Progress, check, run
-from fp8core.checkpoint.disk.source import scan
+from fp8core.checkpoint.disk.source import path_of, scan
 from fp8core.checkpoint.reading import experts
 from fp8core.checkpoint.reading.reader import Checkpoint, checkpoint_of
 from fp8core.errors import CheckpointError
@@ -93,9 +93,10 @@ def plan_conversion(
         ('bf16', {})
     """
     planned = PlannedConversion(_opened(source, split_experts, unscaled), to, scales, e4m3, block_shape)
-    if target is not None:
-        check(planned.work(), Path(target), force=force)
-    return _conversion(planned, None if target is None else Path(target))
+    given = None if target is None else path_of(target, "target")
+    if given is not None:
+        check(planned.work(), given, force=force)
+    return _conversion(planned, given)
 
 
 def convert_checkpoint(
@@ -171,12 +172,12 @@ def convert_checkpoint(
             f"converting {first.layer.weight.name} needs lossy (--lossy), as it has to be requantized: "
             f"{first.why}{others}"
         )
-    found = run(planned.work(), Path(target), force=force, progress=progress)
+    found = run(planned.work(), path_of(target, "target"), force=force, progress=progress)
     return _conversion(planned, found.given)
 
 
 def _opened(source: str | os.PathLike[str], split_experts: bool, unscaled: bool) -> Checkpoint:
-    found = scan(Path(source))
+    found = scan(path_of(source, "source"))
     return checkpoint_of(experts.split_experts(found) if split_experts else found, unscaled=unscaled)
 
 

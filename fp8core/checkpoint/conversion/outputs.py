@@ -176,7 +176,7 @@ def configuration(
     if output == "comfyui":
         return None
     others = {module_of(name) for name, shape in kept if len(shape) == 2 and name.endswith(WEIGHT)}
-    ignored = sorted({"lm_head", *others} - {*quantized})
+    ignored = sorted(({"lm_head"} - {name.rpartition(".")[2] for name in quantized}) | (others - {*quantized}))
     if output == "deepseek":
         found: dict[str, Any] = {
             "quant_method": "fp8",

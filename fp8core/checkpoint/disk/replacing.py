@@ -76,7 +76,10 @@ def pending_file(path: Path, nbytes: int) -> Iterator[Pending]:
 
 @contextmanager
 def pending_folder(path: Path) -> Iterator[Path]:
-    """Create a new folder, which is deleted at the end of the block unless it got the name ``path`` (`take_name`)."""
+    """Create a new folder. What has its hidden name is deleted at the end of the block.
+
+    That is the new folder or, if `take_name` exchanged their names, the old one.
+    """
     temporary = _hidden(path, SUFFIX)
     try:
         temporary.mkdir()
@@ -114,15 +117,14 @@ def sync_folder(folder: Path) -> None:
 
 
 def take_name(folder: Path, target: Path) -> None:
-    """Give a folder the name of another one, which is removed: in one step, or in two if the system requires it.
+    """Give a folder the name of another one: in one step, or in two if the system requires it.
 
-    A run that is killed between the two steps leaves ``target`` under a hidden name that ends in `OLD`.
+    After one step the other one has the name of ``folder``, under which `pending_folder` removes it. A run that is
+    killed between the two steps leaves it under a hidden name that ends in `OLD`.
     """
     if not target.exists():
         folder.rename(target)
-    elif exchange(folder, target):
-        shutil.rmtree(folder)
-    else:
+    elif not exchange(folder, target):
         old = _hidden(target, OLD)
         target.rename(old)
         try:

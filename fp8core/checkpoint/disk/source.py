@@ -61,6 +61,21 @@ OnFault = Callable[[str, str], None]
 """Called with a tensor's name and a fault of its entry in the index, or with no name and a lack of shards."""
 
 
+def path_of(given: str | os.PathLike[str], operand: str) -> Path:
+    """Return a path that a caller gave.
+
+    Raises:
+        CheckpointError: it is neither text nor a path, or holds a null character, which no file's name has.
+    """
+    try:
+        path = Path(given)
+    except TypeError as error:
+        raise CheckpointError(f"{operand} needs a str or an os.PathLike of one, got {given!r}") from error
+    if "\0" in str(path):
+        raise CheckpointError(f"{operand} needs a path without null characters, got {given!r}")
+    return path
+
+
 def open_source(path: Path) -> Source:
     """Return the files of an unquantized checkpoint: a safetensors file, a folder, or the index in a folder.
 

@@ -133,10 +133,10 @@ def claim_of(
     if isinstance(found.get("quantization"), dict):  # hf_quant_config.json, or its content in config.json
         found = {**found, **found["quantization"]}
     method = str(found.get("quant_method", "")).lower().replace("_tensors", "-tensors")  # as vLLM reads it
+    if METHODS.get(method) is None and "quant_algo" in found:  # config_groups say less about the stored scales
+        method = "modelopt"
     if not method and "config_groups" in found:
         method = "compressed-tensors"
-    if "quant_algo" in found:  # it takes precedence over config_groups, which say less about the stored scales
-        method = "modelopt" if METHODS.get(method) is None else method
     readers = {"compressed-tensors": _compressed_tensors, "modelopt": _modelopt, "fbgemm_fp8": _fbgemm, "fp8": _fp8}
     known = METHODS.get(method)
     if known is None:

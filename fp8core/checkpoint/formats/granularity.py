@@ -82,6 +82,8 @@ def grouping(
     if scale in ((n,), (n, 1)):
         return Grouping("channel", PER_CHANNEL, (n, 1))
     if scale in ((numbers,), (numbers, 1)):
+        if experts is not None and n == sizes_of(config, name).get("hidden_size") != k:
+            return None  # stored [in, out]: the rows are inputs, not those of gate and up
         widths = shard_widths(name, n, numbers, config)
         if widths is not None:
             return Grouping("shard", PER_CHANNEL, (n, 1), widths)

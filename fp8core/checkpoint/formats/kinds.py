@@ -110,6 +110,8 @@ TOWERS: Final = (
     *("multi_modal_projector", "mm_projector*", "aligner", "embed_tokens_extend"),
 )
 """Globs over parts of names: all modules under such a part belong to a tower or projector."""
+IN_TOWER: Final = rf"(.*\.)?({'|'.join(one.replace('*', '[^.]*') for one in TOWERS)})(\.|$)"
+"""A regular expression for the beginning of the names of modules under such a part."""
 
 
 class Names(NamedTuple):

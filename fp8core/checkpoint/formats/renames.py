@@ -1,10 +1,7 @@
-"""The names that transformers gives to layers of some models in place of those in their checkpoints."""
+"""The table of the names that transformers gives to layers of some models in place of those in their checkpoints."""
 
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
-
-from fp8core.checkpoint.formats.naming import WEIGHT, module_of
+from collections.abc import Mapping
+from typing import Final
 
 Rules = tuple[tuple[str, ...], ...]
 """Regular expressions for parts of tensor names, each with the text in its place; with several for a split layer."""
@@ -90,6 +87,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"\bprojector\.layers", "multi_modal_projector"),
     ),
     "deepseek_v4": (
+        (r"^head\.", "lm_head."),
         (r"attn\.indexer\.compressor", "attn.compressor.indexer"),
         (r"attn\.indexer\.weights_proj", "attn.compressor.indexer.scorer.weights_proj"),
         (r"attn\.indexer", "attn.compressor.indexer"),
@@ -148,6 +146,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"\bself_attn\.out_proj", "self_attn.o_proj"),
         (r"\blayers\.(\d+)\.linear(\d)", r"layers.\1.mlp.fc\2"),
     ),
+    "gpt_neox": ((r"^embed_out\.", "lm_head."),),
     "granitemoe granitemoehybrid granitemoeshared minimax minimax_m2 mixtral phimoe": (("block_sparse_moe", "mlp"),),
     "gte": (
         (r"encoder\.layer\.", "layers."),
@@ -173,6 +172,9 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"vision_tower\.proj_in", "vision_tower.merger.linear_1"),
         (r"vision_tower\.proj_out", "vision_tower.merger.linear_2"),
         *_C_FC,
+    ),
+    "inkling2 inkling2_loop inkling2_loop_text inkling2_text inkling_mm_model": (
+        (r"\bmodel\.llm\.unembed", "lm_head"),
     ),
     "inkling2_loop_text inkling2_text": (
         (r"\battn\.w([qkv])_d[uv]", r"self_attn.\1_proj.linear"),
@@ -211,6 +213,7 @@ RENAMES: Final[Mapping[str, Rules]] = {
         (r"self_attn\.index_([qk])_proj", r"self_attn.indexer.\1_proj"),
     ),
     "mistral_large4": (
+        (r"^output\.", "lm_head."),
         (r"\bvision_encoder\.", "vision_tower."),
         (r"\bpatch_merger\.", "multi_modal_projector.patch_merger."),
         (r"\bvision_language_adapter\.w_in", "multi_modal_projector.linear_1"),
@@ -321,27 +324,3 @@ RENAMES: Final[Mapping[str, Rules]] = {
 
 Source: transformers' conversion_mapping.py, version 5.24.
 """
-
-
-def rules_for(config: Mapping[str, Any]) -> tuple[Rules, ...]:
-    """Return the rules for a model with this config.json: those of its type, and those of nested configurations."""
-    types = set(_types(config))
-    return tuple(rules for names, rules in RENAMES.items() if not types.isdisjoint(names.split()))
-
-
-def _types(config: Mapping[str, Any]) -> Iterator[str]:
-    found = config.get("model_type")
-    if isinstance(found, str):
-        yield found
-    for nested in config.values():
-        if isinstance(nested, dict):
-            yield from _types(nested)
-
-
-def renamed(tensor: str, rules: tuple[Rules, ...]) -> Iterator[str]:
-    """Yield the modules that transformers may make of a tensor in place of the one that its name says."""
-    for one in rules:
-        names = {tensor: None}
-        for old, *new in one:
-            names = {re.sub(old, text, name): None for name in names for text in new}
-        yield from (module_of(name) for name in names if name != tensor and name.endswith(WEIGHT))

@@ -1,14 +1,15 @@
 """The schemes that checkpoints are quantized with, and their description in config.json."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fp8core.checkpoint.formats.kinds import is_router, modules_with_routers, numbered, tower_of
+from fp8core.checkpoint.formats.kinds import IN_TOWER, is_router, modules_with_routers, numbered, tower_of
 from fp8core.checkpoint.formats.naming import WEIGHT, module_of
-from fp8core.checkpoint.formats.renames import Rules, renamed, rules_for
+from fp8core.checkpoint.formats.renames import Rules
+from fp8core.checkpoint.formats.renaming import renamed, rules_for
 from fp8core.core.checks import is_one_of
 from fp8core.errors import CheckpointError
 from fp8core.problem import BLOCK_128, PER_CHANNEL, PER_TENSOR, GroupShape, ScaleFormat
@@ -114,8 +115,9 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str], r
     - one for all modules outside of the numbered layers, if none of them is FP8, but for those that transformers makes
       of layers: heads that are tied to the embedding are not stored, and heads of a task are new;
     - one beside the name of each module that no other pattern has, and one in place of the names of a tower's modules:
-      transformers gives modules other prefixes than checkpoints do;
-    - one for each other name that transformers gives to a layer (`fp8core.checkpoint.formats.renames`);
+      transformers gives modules other prefixes than checkpoints do. A module outside of the towers whose name ends as
+      those of FP8 layers in towers alone has one for names outside of towers;
+    - one for each other name that transformers gives to a layer (`fp8core.checkpoint.formats.renaming`);
     - one for all routers, if there is one and no FP8 layer has such a name: transformers renames those of some models;
     - one for each mixture of experts: vLLM asks about ``experts.0.gate_proj`` even if experts are stacked, or named w1
       to w3.
@@ -124,10 +126,11 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str], r
     """
     fp8_modules = {name for module in fp8 for name in (module, *renamed(module + WEIGHT, rules))}
     fp8_endings = {ending for name in fp8_modules for ending in _endings(name)}
+    outside = {ending for name in fp8_modules if tower_of(name) is None for ending in _endings(name)}
     fp8_towers, fp8_mixtures = {tower_of(name) for name in fp8_modules}, {_experts_of(module) for module in fp8}
     fp8_leaves = {module.rpartition(".")[2] for module in fp8}
     with_routers = modules_with_routers(module_of(tensor) for tensor, _ in kept)
-    ignored = {"lm_head"} - fp8
+    ignored = {"lm_head"} - fp8_endings
     layers_only = all(map(numbered, fp8))
     if layers_only:
         unnumbered = sorted(re.escape(name) + "$" for name in fp8_modules if not numbered(name))
@@ -141,7 +144,7 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str], r
         if experts is None and len(shape) == 3 and parent in with_routers:
             experts = f"{parent}.experts"  # as vLLM names them
         for module in (name, *others):
-            tower, from_layer = tower_of(module), _from_its_layer(module)
+            tower = tower_of(module)
             if tower is not None and tower not in fp8_towers and (numbered(name) or not layers_only):
                 ignored.add(rf"re:(.*\.)?{re.escape(tower)}(\..*)?$")
             elif experts is not None and experts not in fp8_mixtures:
@@ -149,12 +152,28 @@ def _ignored(kept: Sequence[tuple[str, tuple[int, ...]]], fp8: frozenset[str], r
             elif is_weight or module != name:
                 if module == name:
                     ignored.add(name)
-                endings = [one for one in (from_layer, module) if one is not None and one not in fp8_endings]
-                if endings and (from_layer is not None or not layers_only):
-                    ignored.add(rf"re:(.*\.)?{re.escape(endings[0])}$")
+                if numbered(module) or not layers_only:
+                    ignored.update(_with_any_prefix(module, fp8_endings, outside))
                 if is_router(module) and fp8_leaves.isdisjoint(_ROUTERS):
                     ignored.add(ROUTERS)
     return ignored
+
+
+def _with_any_prefix(module: str, fp8_endings: Container[str], outside: Container[str]) -> Iterator[str]:
+    """Yield the pattern for a module with any prefix, if there is one that matches no FP8 layer.
+
+    Args:
+        module: the name of a module that is not FP8.
+        fp8_endings: the endings of the names of FP8 layers.
+        outside: those of FP8 layers outside of towers.
+    """
+    ending = _from_its_layer(module) or module
+    if ending not in fp8_endings:
+        yield rf"re:(.*\.)?{re.escape(ending)}$"
+    elif ending not in outside and tower_of(module) is None:
+        yield rf"re:(?!{IN_TOWER})(.*\.)?{re.escape(ending)}$"
+    elif module not in fp8_endings:
+        yield rf"re:(.*\.)?{re.escape(module)}$"
 
 
 def _experts_of(module: str) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fp8core.checkpoint.disk.extras import CONFIG, RECORD, Extra
 from fp8core.checkpoint.disk.running import Work
-from fp8core.checkpoint.disk.source import Source, open_source
+from fp8core.checkpoint.disk.source import Source, open_source, path_of
 from fp8core.checkpoint.disk.writing import Shard, index_of, json_bytes, version
 from fp8core.checkpoint.formats.naming import module_of
 from fp8core.checkpoint.formats.schemes import MXFP8, STATIC, Scheme, quantization_config, scheme_of, static_scale
@@ -103,7 +103,7 @@ def planned_quantization(
     split_experts: bool,
 ) -> PlannedQuantization:
     """Return the planned quantization of a checkpoint; the arguments are those of `quantize_checkpoint`."""
-    source = open_source(Path(path))
+    source = open_source(path_of(path, "source"))
     if split_experts:
         source = experts.split_experts(source)
     scheme, entries = scheme_of(scheme_name, {**STATIC, "mxfp8": MXFP8}), source.entries

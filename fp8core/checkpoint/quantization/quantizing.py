@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fp8core.checkpoint.disk.extras import CONFIG
 from fp8core.checkpoint.disk.running import Progress, check, run
+from fp8core.checkpoint.disk.source import path_of
 from fp8core.checkpoint.quantization.planning import Plan, planned_quantization
 from fp8core.errors import CheckpointError
 from fp8core.types import SchemeName
@@ -77,7 +78,7 @@ def plan_checkpoint(
     """
     planned = planned_quantization(source, scheme, include, exclude, input_scales, split_experts)
     if target is not None:
-        check(planned.work(), Path(target), force=force)
+        check(planned.work(), path_of(target, "target"), force=force)
     return planned.plan
 
 
@@ -153,7 +154,7 @@ def quantize_checkpoint(
     planned = planned_quantization(source, scheme, include, exclude, input_scales, split_experts)
     plan = planned.plan
     refuse(plan)
-    found = run(planned.work(), Path(target), force=force, progress=progress)
+    found = run(planned.work(), path_of(target, "target"), force=force, progress=progress)
     return Summary(
         target=found.given,
         config_file=found.given / CONFIG if planned.source.is_folder else found.given.with_suffix(".config.json"),

@@ -74,7 +74,7 @@ def _against_claim(checkpoint: Checkpoint) -> Iterator[Fault]:
             yield Fault(first, "config", text)
         return
     fp8 = claim.format != "compressed-tensors" or "float" in claim.variant or "fp8" in claim.variant
-    if not layers and fp8 and (claim.granularities or claim.layers):
+    if not layers and fp8 and claim.granularities:
         yield Fault("", "config", f"{claim.file} says {claim.variant}, but no weight is FP8")
     for layer in layers.values():
         text = _mismatch(checkpoint, layer)

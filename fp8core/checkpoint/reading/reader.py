@@ -13,7 +13,7 @@ import numpy as np
 
 from fp8core.checkpoint.disk.extras import CONFIG
 from fp8core.checkpoint.disk.files import FLOATS, FP8, Header, read_header
-from fp8core.checkpoint.disk.source import Source, read_json, scan
+from fp8core.checkpoint.disk.source import Source, path_of, read_json, scan
 from fp8core.checkpoint.formats import naming
 from fp8core.checkpoint.formats.claims import MODELOPT_FILE, Claim, claim_of, section
 from fp8core.checkpoint.formats.granularity import E8M0, Grouping, grouping, matrices
@@ -209,7 +209,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> 
         The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or the index does not match the files.
+        CheckpointError: a file cannot be read or is damaged, the index does not match the files, or path is none.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -222,7 +222,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> 
         >>> checkpoint.format, len(checkpoint.layers), [tensor.name for tensor in checkpoint.tensors()]
         ('unquantized', 0, ['up.weight'])
     """
-    return checkpoint_of(scan(Path(path)), unscaled=unscaled)
+    return checkpoint_of(scan(path_of(path, "path")), unscaled=unscaled)
 
 
 def checkpoint_of(source: Source, *, unscaled: bool = False) -> Checkpoint:
@@ -257,7 +257,7 @@ def open_files(
         The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or the list is empty or a single path.
+        CheckpointError: a file cannot be read or is damaged, or files is no list of paths, or an empty one.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -269,9 +269,10 @@ def open_files(
         ...     open_files([f"{folder}/model.safetensors"], {"model_type": "llama"}).config
         {'model_type': 'llama'}
     """
-    if isinstance(files, str | os.PathLike):
-        raise CheckpointError(f"files needs a list of paths, got {str(files)!r}")
-    headers: tuple[Header, ...] = tuple(read_header(Path(file)) for file in files)
+    if isinstance(files, str | os.PathLike) or not isinstance(files, Iterable):
+        got = str(files) if isinstance(files, os.PathLike) else files
+        raise CheckpointError(f"files needs a list of paths, got {got!r}")
+    headers: tuple[Header, ...] = tuple(read_header(path_of(file, "files")) for file in files)
     if not headers:
         raise CheckpointError("files needs at least one safetensors file, got none")
     known = dict(config or {})

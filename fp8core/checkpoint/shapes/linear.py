@@ -1,10 +1,9 @@
 """The shapes and scale schemes of a checkpoint's linear layers, for tuning and compiling."""
 
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from fp8core.checkpoint.disk.source import scan
+from fp8core.checkpoint.disk.source import path_of, scan
 from fp8core.checkpoint.formats.naming import module_of
 from fp8core.checkpoint.quantization.quantizing import plan_checkpoint
 from fp8core.checkpoint.reading.experts import split_experts, split_if_possible
@@ -65,7 +64,7 @@ def layers_of(source: str | os.PathLike[str], scheme: Scheme = "channel") -> dic
         [(64, 32, 'channel', ['up.weight'])]
     """
     check_scheme(scheme)
-    stored = scan(Path(source))
+    stored = scan(path_of(source, "source"))
     split = split_if_possible(stored)
     checkpoint = checkpoint_of(split)
     found: dict[LayerShape, list[str]] = {}
