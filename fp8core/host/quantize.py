@@ -43,9 +43,8 @@ class Limits(NamedTuple):
 
     @classmethod
     def given(cls, upper: int, upper_value: float, eps: float) -> "Limits":
-        """Return the limits of a launch: ``upper`` is the address of an fp32 number, or 0."""
-        bound = np.float32(upper_value)
-        return cls(np.fmin(bound, vector(upper, "float32", 1)[0]) if upper else bound, np.float32(eps))
+        """Return the limits of a launch: ``upper`` is the address of the upper bound, or 0 if it is ``upper_value``."""
+        return cls(vector(upper, "float32", 1)[0] if upper else np.float32(upper_value), np.float32(eps))
 
 
 def magnitudes(x: Array, work: Workspace) -> Array:

@@ -114,6 +114,17 @@ def test_given_scales_of_every_shape_and_stride(source, group_shape):
     assert_same(quantize(x, "float8_e4m3fn", group_shape, scale=broadcast)[0], want)
 
 
+@pytest.mark.parametrize("group_shape", GROUPS)
+def test_given_scales_multiply_by_their_reciprocals(group_shape):
+    """Numbers near midpoints times a scale, which a division rounds otherwise."""
+    rng, groups = np.random.default_rng(2), GroupShape(*group_shape)
+    scales = (2.0 ** rng.uniform(-9, 3, groups.scale_shape(19, 200))).astype(np.float32)
+    of = [np.arange(extent) // (side if side > 0 else extent) for extent, side in zip((19, 200), groups, strict=True)]
+    x = rng.choice(near_midpoints("float8_e4m3fn")[0], (19, 200)) * scales[np.ix_(*of)]
+    want, _ = wanted(x, "float8_e4m3fn", group_shape, scale=scales)
+    assert_same(quantize(x, "float8_e4m3fn", group_shape, scale=scales)[0], want)
+
+
 def test_given_scales_as_exponents():
     x, exponents = fresh(5, 256, "bfloat16"), np.array([[120, 127]] * 5, np.uint8)
     problem = Quantize(HOST, "bfloat16", "float8_e4m3fn", GroupShape(1, 128), True, "ue8m0_bytes", "k", 256, 1)
@@ -201,6 +212,17 @@ def test_padding_rows_are_zeros_with_scale_1(group_shape, rows, padded):
         want = wanted(x, "float8_e4m3fn", group_shape, scale_format=scale_format, rows_padded=padded)
         assert_same(got[0], want[0])
         assert_same(got[1], want[1])
+
+
+@pytest.mark.parametrize("group_shape", GROUPS)
+def test_given_scales_of_padding_rows_stay_as_they_are(group_shape):
+    x, shape = fresh(5, 33, "bfloat16"), GroupShape(*group_shape).scale_shape(17, 33)
+    given = (2.0 ** np.random.default_rng(1).uniform(-9, 3, shape)).astype(np.float32)
+    before = given.copy()
+    codes, _ = quantize(x, "float8_e4m3fn", group_shape, scale=given, rows_padded=17)
+    padded = np.concatenate([x, np.zeros((12, 33), x.dtype)])
+    assert_same(codes, wanted(padded, "float8_e4m3fn", group_shape, scale=before)[0])
+    assert_same(given, before)
 
 
 @pytest.mark.parametrize("group_shape", [(1, -1), (1, 128), (-1, -1)])
