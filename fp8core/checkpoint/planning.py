@@ -46,7 +46,7 @@ from fp8core.checkpoint.schemes import MXFP8
 from fp8core.checkpoint.source import read_json
 from fp8core.checkpoint.writing import MARK, index_of, json_bytes, version
 from fp8core.errors import CheckpointError
-from fp8core.problem import Fp8Name
+from fp8core.formats import Fp8Name
 
 
 class PlannedConversion:

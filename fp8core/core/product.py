@@ -6,8 +6,9 @@ from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.scale_shapes import Reading
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
+from fp8core.formats import FORMATS, HIGH_PRECISION, ITEMSIZE
 from fp8core.interop import dtype_name
-from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Activation, GroupShape, ScaledMm
+from fp8core.problem import Activation, GroupShape, ScaledMm
 
 RESULTS: Final = (*HIGH_PRECISION, *FORMATS)
 """The dtypes of results."""

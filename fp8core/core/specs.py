@@ -8,8 +8,9 @@ import math
 from typing import Final, NamedTuple
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
+from fp8core.formats import FORMATS, HIGH_PRECISION, ITEMSIZE
 from fp8core.interop import TensorView
-from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Target
+from fp8core.target import Target
 
 ALIGNMENT: Final = 32
 """The largest alignment, in bytes, that specs distinguish; no kernel requires more."""

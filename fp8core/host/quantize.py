@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from fp8core.formats import FORMATS
 from fp8core.host.codes import (
     SMALLEST_NORMAL,
     decode_table,
@@ -17,7 +18,7 @@ from fp8core.host.codes import (
 )
 from fp8core.host.memory import Array, Codes, Floats, Workspace, matrix, storage, vector
 from fp8core.host.tiles import panels, tiles
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, NormQuantize, Quantize, SiluQuantize
+from fp8core.problem import PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, NormQuantize, Quantize, SiluQuantize
 from fp8core.runtime.plans import DequantizeNumbers, Plan, QuantizeNumbers
 
 Producer = Quantize | NormQuantize | SiluQuantize

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from fp8core.errors import DeviceError, DTypeError, LayoutError
-from fp8core.problem import ITEMSIZE
+from fp8core.formats import ITEMSIZE
 
 _NAMES: Final = {name: name for name in ITEMSIZE}
 

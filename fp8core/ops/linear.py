@@ -11,6 +11,7 @@ from fp8core.core.scale_shapes import ACTIVATION_GROUPS, is_one_number, known_gr
 from fp8core.core.scaling import number_or_operand
 from fp8core.core.specs import TensorSpec
 from fp8core.errors import ScaleError
+from fp8core.formats import FORMATS, HIGH_PRECISION
 from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -19,7 +20,7 @@ from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
 from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, GroupShape, Linear, ScaledMm
+from fp8core.problem import PER_TOKEN, GroupShape, Linear, ScaledMm
 from fp8core.types import Array, ArrayT, LinearKeywords, NumpyArray, Scale, Untyped
 
 OUT: Final = 6

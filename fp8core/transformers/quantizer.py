@@ -16,8 +16,8 @@ from fp8core.checkpoint import open_files, plan_checkpoint
 from fp8core.checkpoint.quantizing import refuse
 from fp8core.checkpoint.selection import only
 from fp8core.errors import CheckpointError, DeviceError
+from fp8core.formats import HIGH_PRECISION
 from fp8core.interop import dtype_name
-from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.torch.input_dtypes import high_precision
 from fp8core.torch.layers import not_finite, refused

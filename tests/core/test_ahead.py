@@ -16,9 +16,9 @@ from fp8core.kernels.gemm.generic import ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.linear import linear
 from fp8core.ops.targets import TARGETS
-from fp8core.problem import ABSENT
 from fp8core.runtime import device, jit
 from fp8core.table import Choice
+from fp8core.target import ABSENT
 from fp8core.tuning import values
 from fp8core.tuning.files import FILE_VARIABLE, load_named, named_ahead
 from fp8core.tuning.shapes import layer_call, layer_product

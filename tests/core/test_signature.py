@@ -11,8 +11,8 @@ from fp8core import interop
 from fp8core.core import signature
 from fp8core.core.calls import SHORTCUTS_PER_SIZE, CallCache
 from fp8core.errors import LayoutError
+from fp8core.formats import FORMATS
 from fp8core.interop import torch_tensors
-from fp8core.problem import FORMATS
 from support.probe import Probe
 
 torch = pytest.importorskip("torch")

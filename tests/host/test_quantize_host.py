@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from fp8core import host
+from fp8core.formats import FORMATS
 from fp8core.host import codes, memory, tiles
-from fp8core.problem import FORMATS, HOST, PER_TENSOR, GroupShape, Quantize
+from fp8core.problem import PER_TENSOR, GroupShape, Quantize
+from fp8core.target import HOST
 from support import reference
 from support.host_launches import FP8, INPUTS, assert_same, dequantize, quantize, storage, strided
 from support.launches import whole

@@ -6,7 +6,8 @@ import pytest
 from fp8core import host
 from fp8core.host import codes
 from fp8core.host.memory import Workspace
-from fp8core.problem import HOST, AllClose, Expand, Normalize, Requantize
+from fp8core.problem import AllClose, Expand, Normalize, Requantize
+from fp8core.target import HOST
 from support import reference
 from support.host_launches import FP8, Poisoned, assert_same, row_stride, strided
 from support.launches import whole

@@ -12,7 +12,8 @@ import pytest
 
 from fp8core import interop
 from fp8core.errors import LayoutError
-from fp8core.problem import HOST, ITEMSIZE
+from fp8core.formats import ITEMSIZE
+from fp8core.target import HOST
 from support.host_arrays import (  # noqa: F401
     ADDRESS,
     EIGHT,
