@@ -103,6 +103,11 @@ def test_options_of_dynamic_scales_are_ignored_beside_a_given_scale(options):
         np.testing.assert_array_equal(got.astype("float32"), one.astype("float32"))
 
 
+def test_new_data_have_the_format_that_the_device_multiplies(monkeypatch):
+    monkeypatch.setattr(w8a8.quantization, "native_e4m3", lambda target: "float8_e4m3fnuz")
+    assert w8a8.scaled_fp8_quant(fresh((4, 128)))[0].dtype.name == "float8_e4m3fnuz"
+
+
 @engines(*CUDA_FRAMEWORKS)
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_scaled_fp8_quant_static_into_given_memory(engine, dtype):

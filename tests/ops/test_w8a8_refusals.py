@@ -59,6 +59,12 @@ def test_what_stands_elsewhere_in_other_versions_is_refused(name, call):
         call(fresh((4, 128)), fresh_fp8((32, 128)).T)
 
 
+@pytest.mark.parametrize("wrong", [7.5, 2**31, "7"], ids=repr)
+def test_rows_of_padding_are_a_whole_number(wrong):
+    with pytest.raises(ShapeError, match=r"^num_token_padding needs a whole number, at most "):
+        w8a8.scaled_fp8_quant(fresh((4, 128)), num_token_padding=wrong)
+
+
 def test_linear_op_needs_the_scale_of_an_input_that_is_fp8():
     w = fp8core.quantize(fresh((8, 32), "float32"))
     with pytest.raises(ScaleError, match="input of float8_e4m3fn needs input_scale, got None"):
