@@ -16,6 +16,7 @@ import numpy as np
 
 import fp8core
 from fp8core import PER_TENSOR, timing
+from fp8core.dtypes import FORMATS
 from fp8core.errors import Fp8Error
 from fp8core.kernels.gemm.blaslt import query
 from fp8core.kernels.gemm.blaslt.library import find
@@ -23,9 +24,10 @@ from fp8core.kernels.gemm.blaslt.mapping import accumulation, product
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import FORMATS, Quantize, native_e4m3
+from fp8core.problem import Quantize
 from fp8core.runtime import compiler, device, hip_graphs, launches, loaded
 from fp8core.runtime.plans import QuantizeNumbers
+from fp8core.target import native_e4m3
 
 MEBIBYTE: Final = 1 << 20
 PRODUCT: Final = """

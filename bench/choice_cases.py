@@ -20,7 +20,8 @@ from typing import Final, NamedTuple
 
 from bench.odd_cases import Product, log_uniform
 from fp8core.ops.targets import target_of
-from fp8core.problem import Granularity, ScaledMm, Target
+from fp8core.problem import Granularity, ScaledMm
+from fp8core.target import Target
 
 SHAPES: Final[dict[str, tuple[str, ...]]] = {
     "Llama 8B": ("6144x4096", "4096x4096", "28672x4096", "4096x14336"),

@@ -21,8 +21,9 @@ from fp8core.kernels.gemm.blaslt.rows import RELAYOUT_US, between_sectors
 from fp8core.kernels.gemm.fallback_cost import pad_m_us
 from fp8core.kernels.gemm.sm90 import decode_cost, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import ScaledMm
 from fp8core.table import Kernel, Table
+from fp8core.target import Target
 
 Record = dict[str, Any]
 MEASURED: Final = roofline.H200

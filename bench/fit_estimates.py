@@ -27,7 +27,7 @@ from bench.fitting.models import MODELS, Model, put_in_place, rounded
 from bench.fitting.samples import CONSTANTS_FALL, Sample, records_of
 from bench.fitting.trees import CORRECTIONS, grown, written
 from fp8core.kernels.gemm.sm90.tiled_cost import Tile
-from fp8core.problem import Target
+from fp8core.target import Target
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 RUNS: Final = ROOT / "docs" / "results" / "choice"

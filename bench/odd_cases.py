@@ -5,8 +5,10 @@ import random
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import ITEMSIZE, Activation, Granularity, ScaledMm, Target
+from fp8core.problem import Activation, Granularity, ScaledMm
+from fp8core.target import Target
 
 STEP: Final = 16
 """Aligned extents and addresses are multiples of this."""

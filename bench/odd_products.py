@@ -24,11 +24,13 @@ from bench.report.goals import ODD_PRODUCTS
 from bench.results import Record, of_neighbour
 from bench.roofline import Roofline
 from fp8core import timing
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.explain import explain_product
-from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
+from fp8core.target import Target
 
 DRAWN: Final = 60
 

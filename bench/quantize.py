@@ -23,8 +23,9 @@ from bench import baselines, log, timing
 from bench.baselines import Baseline, Result
 from bench.needs import require_gpu
 from bench.roofline import Roofline
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.problem import BLOCK_128, GROUP_128, ITEMSIZE, PER_TENSOR, PER_TOKEN, GroupShape
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.runtime.plans import QuantizeNumbers
 
 SHAPES: Final = ("1x4096", "16x8192", "1024x8192", "4096x4096", "8192x8192", "16384x14336", "65536x8192")

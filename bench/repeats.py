@@ -24,10 +24,12 @@ from bench import results
 from bench.needs import require_gpu
 from bench.odd_cases import OUTS, Product
 from fp8core import timing
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ITEMSIZE, ScaledMm, Target
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
+from fp8core.target import Target
 
 SHAPES: Final = ((1, 4400, 11360), (5, 4400, 11360), (12, 4400, 11360), (1, 4400, 11361), (64, 4400, 11361))
 """m, n and k; a product with few rows and long k among them once had wrong results (experiments/2026-11-no-cliff)."""

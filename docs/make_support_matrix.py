@@ -26,10 +26,9 @@ from fp8core.problem import (
     MoeUnpermute,
     NormQuantize,
     SiluQuantize,
-    Target,
-    native_e4m3,
 )
 from fp8core.table import Explanation
+from fp8core.target import Target, native_e4m3
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reference" / "kernels.md"

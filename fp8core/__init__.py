@@ -38,8 +38,9 @@ from fp8core.ops import (
     scaled_mm_nt,
     silu_and_mul_quant,
 )
-from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, Target
+from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.table import Explanation, Verdict
+from fp8core.target import Target
 from fp8core.tuning import Tuning, load_tunings, save_tunings, tune, tune_shapes
 
 __version__ = "0.2.0.dev0"

@@ -15,8 +15,9 @@ from fp8core import timing
 from fp8core.ops import dequantize, quantize, scaled_mm_nt
 from fp8core.ops.explain import explain
 from fp8core.ops.targets import target_of
-from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, native_e4m3
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.runtime import device
+from fp8core.target import native_e4m3
 
 IN_A_ROW: Final = 20
 """The number of GPU calls between two synchronisations, or in a graph, so that the time of waiting is small."""

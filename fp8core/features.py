@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final, Literal, get_args
 
-from fp8core.problem import Target
+from fp8core.target import Target
 
 Feature = Literal["fp8_mma", "wgmma", "tcgen05", "mxfp8", "tma", "clusters", "pdl"]
 """fp8_mma: FP8 matrix instructions of a warp or wavefront in hardware (mma.sync, MFMA, WMMA); wgmma and tcgen05: the

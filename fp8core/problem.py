@@ -6,51 +6,12 @@ takes half the time to build; `Table.plan` turns it into the named tuple on a mi
 
 from typing import Final, Literal, NamedTuple
 
-Platform = Literal["cuda", "hip", "host"]
-Fp8Name = Literal["float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"]
+from fp8core.target import Target
+
 ScaleFormat = Literal["float32", "ue8m0", "ue8m0_bytes"]
 ScaleLayout = Literal["k", "mn"]
 Granularity = Literal["tensor", "row", "group", "block"]
 Activation = Literal["", "gelu", "gelu_tanh", "silu"]
-
-
-class Format(NamedTuple):
-    """The properties of an 8-bit floating-point format."""
-
-    name: str
-    largest: float
-    """The largest finite number of the format."""
-    maximum: float
-    """The quantization maximum: 224 for e4m3fnuz, as in all serving stacks on MI300."""
-    mantissa: int
-    bias: int
-    fnuz: bool
-    nan: int
-    """The byte that a NaN becomes."""
-
-
-FORMATS: Final[dict[str, Format]] = {
-    f.name: f
-    for f in (
-        Format("float8_e4m3fn", 448.0, 448.0, 3, 7, False, 0x7F),
-        Format("float8_e4m3fnuz", 240.0, 224.0, 3, 8, True, 0x80),
-        Format("float8_e5m2", 57344.0, 57344.0, 2, 15, False, 0x7F),
-        Format("float8_e5m2fnuz", 57344.0, 57344.0, 2, 16, True, 0x80),
-    )
-}
-HIGH_PRECISION: Final = ("float32", "float16", "bfloat16")
-"""The dtypes of inputs that are quantized, and of results in high precision."""
-
-ITEMSIZE: Final[dict[str, int]] = {
-    **dict.fromkeys(FORMATS, 1),
-    "float8_e8m0fnu": 1,
-    "uint8": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "int32": 4,
-    "int64": 8,
-}
 
 
 class GroupShape(NamedTuple):
@@ -88,48 +49,6 @@ BLOCK: Final = 128
 """The group size of products: groups have this many elements of k, blocks this many rows and columns."""
 GROUP_128: Final = GroupShape(1, BLOCK)
 BLOCK_128: Final = GroupShape(BLOCK, BLOCK)
-ABSENT: Final = -1
-"""The ordinal of a device that is not in this machine."""
-
-
-class Target(NamedTuple):
-    """A device as kernels see it.
-
-    Examples:
-        >>> import fp8core
-        >>> hopper = fp8core.Target("cuda", arch=90, device=-1, multiprocessors=132, warp=32, shared_bytes=227 * 1024)
-        >>> str(hopper), fp8core.capabilities(hopper)["scaled_mm_block"].able
-        ('sm_90', True)
-    """
-
-    platform: Platform
-    arch: int
-    """90 for sm_90, 942 for gfx942 (hexadecimal digits as in 0x90a for gfx90a), 0 on the host."""
-    device: int
-    """The ordinal of the device; -1 (`ABSENT`) for a device that is not in this machine."""
-    multiprocessors: int
-    warp: int
-    """The number of threads of a warp; on AMD GPUs, of a wave."""
-    shared_bytes: int
-    """The most shared memory of a block, in bytes."""
-    model: str = ""
-    """The driver's name of a device that is not in this machine, such as "NVIDIA H200", if it is known: estimates for
-    models that were measured are corrected. Empty for devices of this machine."""
-
-    def __str__(self) -> str:
-        name = {"cuda": f"sm_{self.arch}", "hip": f"gfx{self.arch:x}", "host": "host"}[self.platform]
-        if self.platform == "host" or self.device == ABSENT:
-            return f"{name} ({self.model})" if self.model else name
-        return f"{name} (device {self.device})"
-
-
-def native_e4m3(target: Target) -> Fp8Name:
-    """Return the E4M3 format that a device multiplies: fnuz on MI300 (gfx942), OCP's on all others."""
-    return "float8_e4m3fnuz" if target.platform == "hip" and target.arch == 0x942 else "float8_e4m3fn"
-
-
-HOST: Final = Target("host", 0, 0, 0, 1, 0)
-"""This machine's processor and memory, on which NumPy runs."""
 
 
 class Quantize(NamedTuple):

@@ -9,12 +9,14 @@ from functools import partial
 from statistics import median
 from typing import Any, Final, NamedTuple, TypeVar
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import BackendError
 from fp8core.interop.tensor import bytes_reached
 from fp8core.kernels.encodings import round_up
 from fp8core.kernels.gemm.args import Matmul
-from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm
 from fp8core.runtime import capture, device, hip_graphs
+from fp8core.target import Target
 
 COLD_BYTES: Final = 192 << 20
 """The total size of the weights that calls take in turn, so that none stays in L2 (50 MB on an H200)."""

@@ -6,7 +6,8 @@ the functions explain them.
 
 from typing import TYPE_CHECKING, Any, Literal, Never, Protocol, TypeAlias, TypedDict, TypeVar
 
-from fp8core.problem import Fp8Name, ScaleFormat, ScaleLayout
+from fp8core.dtypes import Fp8Name
+from fp8core.problem import ScaleFormat, ScaleLayout
 
 if TYPE_CHECKING:
     import numpy as np

@@ -14,7 +14,7 @@ from fp8core.cli.terminal import Steps, count, line, warnings_as_lines
 if TYPE_CHECKING:
     from fp8core.checkpoint.shapes.linear import LayerShape
     from fp8core.checkpoint.shapes.mixtures import MixtureShape
-    from fp8core.problem import Target
+    from fp8core.target import Target
 
 
 def compile(  # noqa: A001 - the name of the command

@@ -8,7 +8,8 @@ from rich.table import Table
 
 from fp8core.cli.targets import GPUS, UNPROVEN, proven, target_named
 from fp8core.cli.terminal import console, table
-from fp8core.problem import Fp8Name, native_e4m3
+from fp8core.dtypes import Fp8Name
+from fp8core.target import native_e4m3
 from fp8core.types import ActivationName, WideName
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from rich.markup import escape
 import fp8core
 from fp8core.cli.targets import UNPROVEN, proven
 from fp8core.cli.terminal import console, line, table
-from fp8core.problem import HOST
 from fp8core.runtime import device
+from fp8core.target import HOST
 
 PACKAGES: Final = (
     *("numpy", "ml_dtypes", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "cupy-rocm-7-0", "torch", "jax"),

@@ -4,7 +4,7 @@ from typing import Final
 
 from fp8core.cli.arguments import bad_value
 from fp8core.ops.targets import TARGETS, target_of, targets_and_models
-from fp8core.problem import Target
+from fp8core.target import Target
 
 GPUS: Final = tuple(name for name in TARGETS if name != "host")
 """The names of the targets that are GPUs."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from fp8core.core.calls import Described
 from fp8core.core.explaining import ArraySpec, ExplainRequest, answer_of
-from fp8core.problem import Target
+from fp8core.target import Target
 
 
 class PlanRequest(ExplainRequest):

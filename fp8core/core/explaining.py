@@ -6,12 +6,13 @@ from typing import Any
 from fp8core.core.calls import Described
 from fp8core.core.checks import whole_number, whole_numbers
 from fp8core.core.specs import ALIGNMENT, TensorSpec
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import LayoutError, ShapeError
 from fp8core.interop import TensorView, dtype_name, stream_address
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.memoryless import without_memory
-from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.table import Explanation
+from fp8core.target import HOST, Target
 
 
 class ArraySpec:

@@ -5,10 +5,11 @@ from typing import Any, Final, NamedTuple
 from fp8core.core import scale_shapes, specs
 from fp8core.core.product import Product, product_of
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import HIGH_PRECISION
 from fp8core.errors import DTypeError, LayoutError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.interop.dlpack import contiguous
-from fp8core.problem import HIGH_PRECISION, GroupedMm, GroupShape
+from fp8core.problem import GroupedMm, GroupShape
 
 OFFSETS: Final = "int32"
 """The dtype of the ends of the groups."""

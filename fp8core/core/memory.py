@@ -10,8 +10,8 @@ from fp8core.errors import LayoutError
 from fp8core.interop import Framework
 from fp8core.interop.overlap import share_memory
 from fp8core.interop.tensor import bytes_reached, strides_or_contiguous
-from fp8core.problem import Target
 from fp8core.runtime import device, graph_memory
+from fp8core.target import Target
 
 
 class Regions:

@@ -25,8 +25,8 @@ from typing import Final
 
 from fp8core.core.under_way import Range, is_write_under_way, overlap
 from fp8core.core.watched import Watched
-from fp8core.problem import Target
 from fp8core.runtime import capture, device
+from fp8core.target import Target
 
 WEIGHT, SCALE, BIAS = 1, 2, 3
 """The indices, among the operands of a linear layer, of those that are read early."""

@@ -5,9 +5,10 @@ from typing import Any, Final, NamedTuple, get_args
 from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.scale_shapes import Reading
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION, ITEMSIZE
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
-from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Activation, GroupShape, ScaledMm
+from fp8core.problem import Activation, GroupShape, ScaledMm
 
 RESULTS: Final = (*HIGH_PRECISION, *FORMATS)
 """The dtypes of results."""

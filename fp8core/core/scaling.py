@@ -7,9 +7,10 @@ from typing import Any, Final, NamedTuple
 from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.calls import NewArray
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS
 from fp8core.errors import LayoutError, ScaleError, ShapeError
 from fp8core.interop import dlpack, dtype_name, scalar
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
+from fp8core.problem import PER_TENSOR, PER_TOKEN, GroupShape, ScaleFormat, ScaleLayout
 
 
 def default_eps() -> float:

@@ -7,9 +7,10 @@ its key cannot lack an alignment. Addresses are passed to a launch when it is ma
 import math
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import FORMATS, HIGH_PRECISION, ITEMSIZE
 from fp8core.errors import DeviceError, DTypeError, LayoutError, ShapeError
 from fp8core.interop import TensorView
-from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, Target
+from fp8core.target import Target
 
 ALIGNMENT: Final = 32
 """The largest alignment, in bytes, that specs distinguish; no kernel requires more."""

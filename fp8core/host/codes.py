@@ -11,9 +11,10 @@ from typing import Final
 import ml_dtypes
 import numpy as np
 
+from fp8core.dtypes import FORMATS
 from fp8core.host.memory import Array, Codes, Floats, Workspace
 from fp8core.host.tiles import tiles
-from fp8core.problem import FORMATS, PER_TENSOR
+from fp8core.problem import PER_TENSOR
 
 WORTH_PAIRS: Final = 1 << 19
 """From this many codes on, it is faster to make a table of pairs of codes than to look up each code."""

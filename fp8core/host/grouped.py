@@ -1,8 +1,9 @@
 """The grouped product on the host: the product of each group, one after the other."""
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.host.memory import vector
 from fp8core.host.product import plan_scaled_mm
-from fp8core.problem import ITEMSIZE, GroupedMm
+from fp8core.problem import GroupedMm
 from fp8core.table import Launch
 
 

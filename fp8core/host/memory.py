@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8core.problem import FORMATS
+from fp8core.dtypes import FORMATS
 
 Array = NDArray[Any]
 Floats = NDArray[np.float32]

@@ -40,7 +40,7 @@ def plan_moe_permute(problem: MoePermute) -> Plan[MoePermuteNumbers]:
         places = np.empty(choices, np.int32)
         places[order] = np.arange(choices)
         vector(inverse, "int32", choices)[:] = np.where(known, places, -1)
-        of = order[: counts.sum()] // max(problem.each, 1)
+        of = order[: counts.sum()] // problem.each
         given = matrix(x, "uint8", (n.tokens, problem.row_bytes), (n.x_stride, 1))
         matrix(rows, "uint8", (choices, problem.row_bytes), (problem.row_bytes, 1))[: len(of)] = given[of]
         if problem.scale_bytes:
@@ -67,7 +67,7 @@ def plan_moe_unpermute(problem: MoeUnpermute) -> Plan[MoeUnpermuteNumbers]:
             of = np.flatnonzero(known[:, choice])
             values = given[places[of, choice]].astype(np.float32)
             if shares is not None:
-                values *= shares[of, choice, None].astype(np.float32)
+                values *= shares[of, choice, None]
             sums[of] += values
         matrix(out, problem.out, (n.tokens, problem.cols), (n.out_stride, 1))[:] = sums
 

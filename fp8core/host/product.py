@@ -4,11 +4,12 @@ from typing import Final
 
 import numpy as np
 
+from fp8core.dtypes import FORMATS
 from fp8core.host.activations import activated
 from fp8core.host.codes import decode_table, encode, reciprocal, replace
 from fp8core.host.memory import Array, Floats, Workspace, matrix, vector
 from fp8core.host.tiles import tiles
-from fp8core.problem import BLOCK, FORMATS, PER_TENSOR, ScaledMm
+from fp8core.problem import BLOCK, PER_TENSOR, ScaledMm
 from fp8core.table import Launch
 
 TILE: Final = 1024

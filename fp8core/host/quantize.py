@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from fp8core.dtypes import FORMATS
 from fp8core.host.codes import (
     SMALLEST_NORMAL,
     decode_table,
@@ -17,7 +18,7 @@ from fp8core.host.codes import (
 )
 from fp8core.host.memory import Array, Codes, Floats, Workspace, matrix, storage, vector
 from fp8core.host.tiles import panels, tiles
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, NormQuantize, Quantize, SiluQuantize
+from fp8core.problem import PER_TENSOR, PER_TOKEN, Dequantize, GroupShape, NormQuantize, Quantize, SiluQuantize
 from fp8core.runtime.plans import DequantizeNumbers, Plan, QuantizeNumbers
 
 Producer = Quantize | NormQuantize | SiluQuantize
@@ -43,9 +44,8 @@ class Limits(NamedTuple):
 
     @classmethod
     def given(cls, upper: int, upper_value: float, eps: float) -> "Limits":
-        """Return the limits of a launch: ``upper`` is the address of an fp32 number, or 0."""
-        bound = np.float32(upper_value)
-        return cls(np.fmin(bound, vector(upper, "float32", 1)[0]) if upper else bound, np.float32(eps))
+        """Return the limits of a launch: ``upper`` is the address of the upper bound, or 0 if it is ``upper_value``."""
+        return cls(vector(upper, "float32", 1)[0] if upper else np.float32(upper_value), np.float32(eps))
 
 
 def magnitudes(x: Array, work: Workspace) -> Array:

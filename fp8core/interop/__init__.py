@@ -17,8 +17,8 @@ from fp8core.interop.names import Operand, ScaleOperand, dtype_name, type_name
 from fp8core.interop.ordering import order_after, order_before
 from fp8core.interop.scalars import scalar
 from fp8core.interop.tensor import Allocator, Result, TensorView
-from fp8core.problem import Target
 from fp8core.runtime import device
+from fp8core.target import Target
 
 __all__ = [
     "Allocator",
@@ -52,13 +52,13 @@ def view(x: Any, name: str, launch: LaunchStream | None = None) -> TensorView:
 
     Args:
         x: an array of NumPy, CuPy, PyTorch or JAX, a Float8Array, or anything else that offers DLPack or
-            ``__cuda_array_interface__``, of a dtype in `problem.ITEMSIZE`. Whether it requires grad does not matter.
+            ``__cuda_array_interface__``, of a dtype in `dtypes.ITEMSIZE`. Whether it requires grad does not matter.
         name: the name of the operand in error messages.
         launch: the stream of the launch that will read the array, if it is known. Frameworks that can order an array
             only while they view it order it for that stream, and otherwise for their current one.
 
     Raises:
-        DTypeError: x is not an array, its dtype is not in `problem.ITEMSIZE`, or its byte order is not the machine's.
+        DTypeError: x is not an array, its dtype is not in `dtypes.ITEMSIZE`, or its byte order is not the machine's.
         LayoutError: x has no strided memory of its own.
         DeviceError: x is on a device that kernels cannot be launched on.
     """

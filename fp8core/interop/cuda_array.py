@@ -3,13 +3,13 @@
 from operator import index
 from typing import Any, Final
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import LayoutError
 from fp8core.interop.dlpack import check_extents, contiguous
 from fp8core.interop.dlpack_capsule import ExporterFramework, KeepAlive
 from fp8core.interop.frameworks import only_instance
 from fp8core.interop.names import exported
 from fp8core.interop.tensor import TensorView, bytes_reached, check_aligned, check_memory, in_elements, refused_dtype
-from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device, streams
 
 DTYPES: Final = {"<f4": "float32", "<f2": "float16", "|u1": "uint8", "<i4": "int32", "<i8": "int64"}

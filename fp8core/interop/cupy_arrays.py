@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.interop import numpy_arrays
 from fp8core.interop.float8 import DTYPES, Float8Array
 from fp8core.interop.frameworks import Framework, only_instance
@@ -18,8 +19,8 @@ from fp8core.interop.tensor import (
     check_memory,
     in_elements,
 )
-from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
+from fp8core.target import Target
 
 
 class Cupy(Framework):

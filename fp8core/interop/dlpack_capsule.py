@@ -13,9 +13,9 @@ from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.names import exported
 from fp8core.interop.tensor import Result, TensorView
-from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import passed_query, releases
+from fp8core.target import HOST, Target
 
 _EXPORTING: Final = ForkSafeLock()
 """Only one capsule of a GPU's memory is made or dropped at a time. XLA's GPU plug-ins keep the exports of an array in a

@@ -14,7 +14,7 @@ from fp8core.interop.dlpack_views import EXPORTER, WRITABLE_EXPORTER, target_of,
 from fp8core.interop.frameworks import Framework, only_instance
 from fp8core.interop.names import exported
 from fp8core.interop.tensor import Result, TensorView, refused_gaps
-from fp8core.problem import HOST, Target
+from fp8core.target import HOST, Target
 
 _CAPSULE: Final = b"dlpack_exchange_api"
 _SET_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)

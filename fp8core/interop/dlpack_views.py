@@ -6,8 +6,8 @@ from fp8core.errors import DeviceError
 from fp8core.interop import dlpack
 from fp8core.interop.frameworks import Framework
 from fp8core.interop.tensor import TensorView, check_aligned, check_memory, refused_dtype
-from fp8core.problem import HOST, Target
 from fp8core.runtime import device
+from fp8core.target import HOST, Target
 
 EXPORTER: Final = "an array that exports itself by DLPack"
 WRITABLE_EXPORTER: Final = "a writable array that exports itself by DLPack"

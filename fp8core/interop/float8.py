@@ -4,13 +4,13 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from fp8core.dtypes import FORMATS
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.float8_values import code_of, equal
 from fp8core.interop.frameworks import framework_of
 from fp8core.interop.names import Operand, dtype_name, type_name
 from fp8core.interop.scalars import scalar
-from fp8core.problem import FORMATS
 from fp8core.runtime import device
 
 if TYPE_CHECKING:

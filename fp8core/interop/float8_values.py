@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fp8core.problem import FORMATS
+from fp8core.dtypes import FORMATS
 
 
 def equal(codes: Any, others: Any, dtype: str) -> Any:

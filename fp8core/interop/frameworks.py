@@ -6,12 +6,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, Final, ParamSpec, TypeVar
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.tensor import Allocator, Result, TensorView, fill_number
-from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device, graph_memory, streams
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 from fp8core.runtime.releases import releases
+from fp8core.target import Target
 
 
 class Framework(ABC):
@@ -34,7 +35,7 @@ class Framework(ABC):
         """Return a view of the framework's array ``x``; ``name`` is its name in error messages.
 
         Raises:
-            DTypeError: its dtype is not in `problem.ITEMSIZE`, or its byte order is not the machine's.
+            DTypeError: its dtype is not in `dtypes.ITEMSIZE`, or its byte order is not the machine's.
             LayoutError: it has no strided memory of its own.
             DeviceError: it is on a device that kernels cannot be launched on.
         """

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import LayoutError
 from fp8core.interop import cupy_arrays, numpy_arrays
 from fp8core.interop.dlpack_capsule import DLPackExporters
@@ -21,9 +22,9 @@ from fp8core.interop.frameworks import only_instance
 from fp8core.interop.launch_streams import LaunchStream
 from fp8core.interop.tensor import Result, TensorView, bytes_spanned, refused_gaps, strides_or_contiguous
 from fp8core.interop.versions import OLDEST_JAX_ARRAYS, is_older
-from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.runtime.releases import Releases, releases
+from fp8core.target import HOST, Target
 
 PROGRAMS: Final = "fp8core.jax"
 """The module that makes calls on JAX arrays. It is in a layer above this one, so it is imported by name at run time."""

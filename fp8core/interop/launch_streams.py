@@ -9,7 +9,7 @@ from fp8core.runtime import device
 
 if TYPE_CHECKING:
     from fp8core.interop.tensor import TensorView
-    from fp8core.problem import Target
+    from fp8core.target import Target
 
 
 class LaunchStream:

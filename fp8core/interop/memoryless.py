@@ -27,7 +27,7 @@ def without_memory(x: Any, name: str) -> Memoryless | None:
     does.
 
     Raises:
-        DTypeError: the dtype is not in `problem.ITEMSIZE`.
+        DTypeError: the dtype is not in `dtypes.ITEMSIZE`.
         ShapeError: an extent is a symbol, not a number, or is negative.
     """
     strides = _strides(x)

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import DeviceError, DTypeError, LayoutError
-from fp8core.problem import ITEMSIZE
 
 _NAMES: Final = {name: name for name in ITEMSIZE}
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop.float8 import Float8Array
 from fp8core.interop.frameworks import Framework, only_instance
@@ -19,7 +20,7 @@ from fp8core.interop.tensor import (
     refused_dtype,
     strides_or_contiguous,
 )
-from fp8core.problem import HOST, ITEMSIZE, Target
+from fp8core.target import HOST, Target
 
 ALIGNMENT: Final = 64
 """The alignment of host memory in bytes: a cache line, and what XLA requires to take memory over without a copy."""
@@ -27,18 +28,18 @@ ALIGNMENT: Final = 64
 
 @cache
 def dtypes() -> dict[str, np.dtype[Any]]:
-    """Return the NumPy dtype of each name in `problem.ITEMSIZE`."""
+    """Return the NumPy dtype of each name in `dtypes.ITEMSIZE`."""
     return {name: np.dtype(getattr(ml_dtypes, name, name)) for name in ITEMSIZE}
 
 
 @cache
 def names() -> dict[np.dtype[Any], str]:
-    """Return the name in `problem.ITEMSIZE` of each NumPy dtype that has one."""
+    """Return the name in `dtypes.ITEMSIZE` of each NumPy dtype that has one."""
     return {dtype: name for name, dtype in dtypes().items()}
 
 
 def dtype_of(dtype: Any, name: str) -> str:
-    """Return the name of the dtype of the operand ``name``; raise DTypeError if it has none in `problem.ITEMSIZE`."""
+    """Return the name of the dtype of the operand ``name``; raise DTypeError if it has none in `dtypes.ITEMSIZE`."""
     known = names().get(dtype)
     if known is not None:
         return known

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fp8core.problem import ITEMSIZE
+from fp8core.dtypes import ITEMSIZE
 
 Layout = tuple[int, tuple[int, ...], tuple[int, ...], str]
 """The address, shape, strides in elements and dtype of an array."""

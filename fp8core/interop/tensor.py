@@ -4,10 +4,11 @@ import ctypes
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
-from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import streams
+from fp8core.target import Target
 
 if TYPE_CHECKING:
     from fp8core.interop.frameworks import Framework

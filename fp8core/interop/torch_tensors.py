@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.dlpack import contiguous
 from fp8core.interop.eager import skip_frames
@@ -21,8 +22,8 @@ from fp8core.interop.tensor import (
     strides_or_contiguous,
 )
 from fp8core.interop.torch_modes import Modes
-from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device, loaded
+from fp8core.target import HOST, Target
 
 
 class Torch(Framework):

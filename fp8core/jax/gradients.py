@@ -12,12 +12,13 @@ from jax.interpreters import ad, batching, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from fp8core.core.scale_shapes import is_one_number
+from fp8core.dtypes import FORMATS
 from fp8core.errors import UnsupportedProblemError
 from fp8core.jax.calls import CALL, CALLS_KEPT, bind
 from fp8core.jax.primitives import CallOf
 from fp8core.ops.dequantize import dequantize
 from fp8core.ops.linear import LINEAR_CALLS, LinearOptions
-from fp8core.problem import BLOCK, BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR, GroupShape
+from fp8core.problem import BLOCK, BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, GroupShape
 
 X, WEIGHT, WEIGHT_SCALE, BIAS = 0, 1, 2, 3
 """Positions of the operands of `linear`."""

@@ -11,9 +11,9 @@ from fp8core.errors import BackendError, DeviceError, Fp8Error
 from fp8core.jax import frames
 from fp8core.jax.programs import Prepared, Problem, parse
 from fp8core.jax.subnormals import with_subnormals
-from fp8core.problem import HOST, Target
 from fp8core.runtime import device
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
+from fp8core.target import HOST, Target
 
 TARGET: Final = "fp8core"
 """The name of the handlers in programs."""

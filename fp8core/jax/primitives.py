@@ -26,7 +26,7 @@ from fp8core.jax.programs import (
     strides_of,
 )
 from fp8core.jax.scratch import most_scratch
-from fp8core.problem import HOST
+from fp8core.target import HOST
 
 UNKNOWN: Final = 1_000_000_007, 1_100_000_009
 """The numbers that stand for the first symbolic extent in two descriptions: primes above the extents of models."""

@@ -16,6 +16,7 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.checks import whole_number
 from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import BackendError, LayoutError
 from fp8core.interop import dtype_name
 from fp8core.interop.dlpack import row_major
@@ -31,8 +32,9 @@ from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
 from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_CALLS, SCALED_MM_NT_CALLS
 from fp8core.ops.shards import EXPAND_CALLS, REQUANTIZE_CALLS
-from fp8core.problem import BLOCK, ITEMSIZE, Target
+from fp8core.problem import BLOCK
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
+from fp8core.target import Target
 from fp8core.w8a8.operations import VARIANTS
 
 OPERATIONS: Final[dict[str, Operation]] = {

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, Final
 
+from fp8core.dtypes import FORMATS
 from fp8core.kernels.gemm.blaslt.dialects import CUBLASLT, HIPBLASLT
 from fp8core.kernels.moe import most_counts_bytes
-from fp8core.problem import BLOCK, FORMATS
+from fp8core.problem import BLOCK
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 
 WORKSPACE: Final = {"cpu": 0, "cuda": CUBLASLT.workspace_bytes, "rocm": HIPBLASLT.workspace_bytes}

@@ -2,16 +2,8 @@
 
 from typing import Final
 
-from fp8core.problem import (
-    FORMATS,
-    HIGH_PRECISION,
-    PER_TENSOR,
-    PER_TOKEN,
-    Activation,
-    NormQuantize,
-    Quantize,
-    SiluQuantize,
-)
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
+from fp8core.problem import PER_TENSOR, PER_TOKEN, Activation, NormQuantize, Quantize, SiluQuantize
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 
 FORMAT: Final = {"float8_e4m3fn": 0, "float8_e4m3fnuz": 1, "float8_e5m2": 2, "float8_e5m2fnuz": 3}

@@ -3,8 +3,8 @@
 from typing import Final
 
 from fp8core.features import HARDWARE, Feature, features
-from fp8core.problem import Platform
 from fp8core.table import Requirement
+from fp8core.target import Platform
 
 
 def platform(*names: Platform) -> Requirement:

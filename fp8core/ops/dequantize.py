@@ -8,12 +8,13 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import SCALES
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION, ITEMSIZE
 from fp8core.errors import ScaleError
 from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import DEQUANTIZE
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, HIGH_PRECISION, ITEMSIZE, PER_TENSOR, Dequantize
+from fp8core.problem import PER_TENSOR, Dequantize
 from fp8core.runtime.plans import DequantizeNumbers
 from fp8core.types import ArrayT, DequantizeKeywords, NumpyArray, Scale, StreamKeyword, Untyped
 

@@ -1,6 +1,8 @@
 """Problems of aligned arrays, for `capabilities` and the support matrix: made without arrays, for any target."""
 
-from fp8core.problem import BLOCK, FORMATS, Granularity, GroupedMm, GroupShape, Quantize, ScaledMm, Target, native_e4m3
+from fp8core.dtypes import FORMATS
+from fp8core.problem import BLOCK, Granularity, GroupedMm, GroupShape, Quantize, ScaledMm
+from fp8core.target import Target, native_e4m3
 
 
 def example_product(

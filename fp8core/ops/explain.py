@@ -7,6 +7,7 @@ from fp8core.core import checks
 from fp8core.core.explaining import ArraySpec, ExplainRequest, explanation_of
 from fp8core.core.product import RESULTS
 from fp8core.core.scale_shapes import WEIGHT_GROUPS
+from fp8core.dtypes import FORMATS, Fp8Name
 from fp8core.errors import ScaleError
 from fp8core.interop.names import dtype_name, function_name
 from fp8core.kernels.gemm.table import SCALED_MM
@@ -27,19 +28,9 @@ from fp8core.ops.quantized import Quantized
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
 from fp8core.ops.shards import convert_to_channelwise, requantize_with_max_scale
 from fp8core.ops.targets import target_of
-from fp8core.problem import (
-    BLOCK_128,
-    FORMATS,
-    GROUP_128,
-    PER_TENSOR,
-    PER_TOKEN,
-    Fp8Name,
-    Granularity,
-    GroupShape,
-    Target,
-    native_e4m3,
-)
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, Granularity, GroupShape
 from fp8core.table import Explanation, Table
+from fp8core.target import Target, native_e4m3
 from fp8core.types import DType
 
 _EXPLAINED: Final[tuple[Callable[..., Any], ...]] = (

@@ -8,11 +8,12 @@ from fp8core.core import scale_shapes, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec, contiguous_count
+from fp8core.dtypes import FORMATS
 from fp8core.errors import DTypeError
 from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import NORMALIZE
-from fp8core.problem import FORMATS, Normalize
+from fp8core.problem import Normalize
 from fp8core.runtime.plans import NormalizeNumbers
 from fp8core.types import ArrayT, CallKeywords, NumpyArray, Scale
 

@@ -8,11 +8,12 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.grouped import OFFSETS, grouped_product_of
 from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, GROUP_128, HIGH_PRECISION, GroupShape, ScaleLayout
+from fp8core.problem import GROUP_128, GroupShape, ScaleLayout
 from fp8core.types import Array, ArrayT, GroupedKeywords, NumpyArray, Scale
 
 OUT: Final = 6

@@ -9,13 +9,14 @@ from fp8core.core.prefetch import WeightHistory, capture_of
 from fp8core.core.product import product_of
 from fp8core.core.scale_shapes import check_scale_dtype, is_one_number, of_array
 from fp8core.core.specs import TensorSpec, check_fp8, check_same_device, spec_of
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import Operand, TensorView, dlpack, dtype_name
 from fp8core.interop.tensor import bytes_reached, fill_number
 from fp8core.ops.linear import ARRAYS, LINEAR_CALLS, LinearOptions, input_format, result_dtype
 from fp8core.ops.linear_scratch import COMPUTED
-from fp8core.problem import BLOCK, FORMATS, GROUP_128, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, GroupShape
+from fp8core.problem import BLOCK, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
 
 
 def _array_of(number: float, like: TensorView) -> Any:

@@ -3,9 +3,9 @@
 from typing import Any
 
 from fp8core import interop
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.interop import Operand, dtype_name
 from fp8core.ops.linear_scratch import ROW_ALIGNMENT, aligned_strides
-from fp8core.problem import FORMATS, HIGH_PRECISION
 
 
 def aligned_rows(weight: Any, dtype: Any) -> Any:

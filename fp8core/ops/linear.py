@@ -10,6 +10,7 @@ from fp8core.core.product import Product, known_activation, product_of
 from fp8core.core.scale_shapes import ACTIVATION_GROUPS, is_one_number, known_group
 from fp8core.core.scaling import number_or_operand
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.errors import ScaleError
 from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
@@ -19,7 +20,7 @@ from fp8core.kernels.linear.table import LINEAR, Steps, explain_linear
 from fp8core.ops.linear_scratch import codes_in_scratch, planned
 from fp8core.ops.quantize import quantize_problem
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, GroupShape, Linear, ScaledMm
+from fp8core.problem import PER_TOKEN, GroupShape, Linear, ScaledMm
 from fp8core.types import Array, ArrayT, LinearKeywords, NumpyArray, Scale, Untyped
 
 OUT: Final = 6

@@ -9,13 +9,14 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import SCALES
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.errors import DTypeError, ScaleError, ShapeError, UnsupportedProblemError
 from fp8core.interop import Operand, eager_only, scalar
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.moe import MOE_PERMUTE, counts_bytes
 from fp8core.ops.choices import check_choices, check_countable
 from fp8core.ops.quantized import Quantized, quantized
-from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TENSOR, GroupShape, MoePermute
+from fp8core.problem import PER_TENSOR, GroupShape, MoePermute
 from fp8core.runtime.plans import MoePermuteNumbers
 from fp8core.types import Array, ArrayT, CupyT, NumpyArray, StreamKeyword, Untyped
 

@@ -7,11 +7,12 @@ from fp8core.core import specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import HIGH_PRECISION, ITEMSIZE
 from fp8core.errors import DTypeError, ShapeError
 from fp8core.interop import Operand, dtype_name, eager_only
 from fp8core.kernels.moe import MOE_UNPERMUTE
 from fp8core.ops.choices import check_choices, check_countable
-from fp8core.problem import HIGH_PRECISION, ITEMSIZE, MoeUnpermute
+from fp8core.problem import MoeUnpermute
 from fp8core.runtime.plans import MoeUnpermuteNumbers
 from fp8core.types import Array, ArrayT, NumpyArray, UnpermuteKeywords, Untyped
 

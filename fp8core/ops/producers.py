@@ -8,12 +8,13 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.scaling import EPS, SCALES, ScaleOptions, number_or_operand, results_of, scaling, split
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.errors import ShapeError
 from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
-from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
+from fp8core.problem import PER_TOKEN, NormQuantize, ScaleFormat, ScaleLayout, SiluQuantize
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
 from fp8core.types import Array, ArrayT, CupyT, NormKeywords, NumpyArray, SiluKeywords, Untyped
 

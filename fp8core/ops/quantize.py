@@ -19,12 +19,13 @@ from fp8core.core.scaling import (
     split,
 )
 from fp8core.core.specs import Matrix, TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.errors import ShapeError
 from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.ops.quantized import Quantized, quantized
-from fp8core.problem import FORMATS, HIGH_PRECISION, PER_TENSOR, PER_TOKEN, Quantize, ScaleFormat, ScaleLayout
+from fp8core.problem import PER_TENSOR, PER_TOKEN, Quantize, ScaleFormat, ScaleLayout
 from fp8core.runtime.plans import QuantizeNumbers
 from fp8core.types import ArrayT, CupyT, NumpyArray, QuantizeKeywords, Untyped
 

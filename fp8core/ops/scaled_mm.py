@@ -9,12 +9,13 @@ from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.product import RESULTS, checked_beta, known_activation, product_of, transposed
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.interop import Operand, ScaleOperand, dtype_name, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.quantized import Quantized, parts
-from fp8core.problem import FORMATS, HIGH_PRECISION, GroupShape
+from fp8core.problem import GroupShape
 from fp8core.types import Array, ArrayT, NumpyArray, ProductKeywords, Scale
 
 OUT, AMAX = 5, 7

@@ -8,11 +8,12 @@ from fp8core.core import checks, scale_shapes, specs
 from fp8core.core.calls import Described, NewArray, Planned
 from fp8core.core.operation import Operation
 from fp8core.core.specs import TensorSpec, contiguous_count
+from fp8core.dtypes import FORMATS
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import Operand, ScaleOperand, eager_only
 from fp8core.interop.float8 import Float8Array
 from fp8core.kernels.weights import EXPAND, REQUANTIZE
-from fp8core.problem import FORMATS, Expand, Requantize
+from fp8core.problem import Expand, Requantize
 from fp8core.runtime.plans import ExpandNumbers, RequantizeNumbers
 from fp8core.types import ArrayT, CallKeywords, NumpyArray, Scale, StreamKeyword
 

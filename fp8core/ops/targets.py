@@ -5,8 +5,8 @@ from typing import Final
 from fp8core.core import checks
 from fp8core.errors import DeviceError
 from fp8core.interop.names import type_name
-from fp8core.problem import ABSENT, HOST, Target
 from fp8core.runtime import device as devices
+from fp8core.target import ABSENT, HOST, Target
 
 KIB: Final = 1024
 TARGETS: Final[dict[str, Target]] = {

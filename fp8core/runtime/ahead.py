@@ -13,8 +13,8 @@ from multiprocessing import get_context
 from typing import NamedTuple
 
 from fp8core.errors import BackendError
-from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, kernel_cache
+from fp8core.target import Target
 
 Progress = Callable[[int, int], object]
 """Called with the number of kernels that are compiled, and the number of all."""

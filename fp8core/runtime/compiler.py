@@ -8,8 +8,8 @@ from importlib import metadata
 from typing import Any, Final, NamedTuple
 
 from fp8core.errors import BackendError
-from fp8core.problem import Target
 from fp8core.runtime import device, kernel_cache
+from fp8core.target import Target
 
 Module = Any
 """A ``cupy.cuda.Module``, which unloads its functions when it is freed."""

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from fp8core.errors import BackendError, DeviceError
-from fp8core.problem import Platform, Target
 from fp8core.runtime import loaded
+from fp8core.target import Platform, Target
 
 _DRIVERS: Final[dict[str, tuple[str, ...]]] = {
     "cuda": ("libcuda.so.1",),

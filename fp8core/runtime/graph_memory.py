@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any, Final
 
 from fp8core.errors import BackendError
-from fp8core.problem import Target
 from fp8core.runtime import capture, device
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
+from fp8core.target import Target
 
 _NO_DESTRUCTOR_SYNC: Final = 1
 """CU_USER_OBJECT_NO_DESTRUCTOR_SYNC, the only kind; the same number in HIP."""

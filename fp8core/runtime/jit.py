@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
-from fp8core.problem import ABSENT, Target
 from fp8core.runtime import args, compiler, device, sources
 from fp8core.runtime.launches import ATTRIBUTE, AbsentLauncher, Dim3, Launcher
+from fp8core.target import ABSENT, Target
 
 COOPERATIVE: Final = 2
 CLUSTER_DIMENSION: Final = 4

@@ -11,8 +11,8 @@ from functools import cache, partial
 from typing import Any, Final
 
 from fp8core.errors import BackendError, DeviceError
-from fp8core.problem import Platform, Target
 from fp8core.runtime import args, compiler, device, limits
+from fp8core.target import Platform, Target
 
 ATTRIBUTE: Final = struct.Struct("=I4x3I52x")
 """CUlaunchAttribute: its id, and a value of 64 bytes of which at most three 32-bit words are used."""

@@ -6,7 +6,7 @@ CUDA limits the blocks along each axis of a grid, HIP also the threads.
 from typing import Final
 
 from fp8core.errors import UnsupportedProblemError
-from fp8core.problem import Target
+from fp8core.target import Target
 
 CUDA_BLOCKS: Final = (1 << 31) - 1
 """The most blocks of a grid along x."""

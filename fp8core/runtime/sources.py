@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from fp8core.errors import BackendError
-from fp8core.problem import Platform
+from fp8core.target import Platform
 
 ENTRIES: Final[dict[Platform, tuple[str, str]]] = {"cuda": ("cuda_src", ".cu"), "hip": ("hip_src", ".hip")}
 """The folder and the suffix of each platform's entries."""

@@ -4,8 +4,8 @@ import ctypes
 from collections.abc import Callable
 
 from fp8core.errors import DeviceError
-from fp8core.problem import Target
 from fp8core.runtime import capture, device
+from fp8core.target import Target
 
 
 def join(waiting: int, awaited: int, ordinal: int) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from fp8core.checkpoint.formats.schemes import static_scale
 from fp8core.core.checks import is_one_of
+from fp8core.dtypes import FORMATS
 from fp8core.errors import ScaleError
 from fp8core.interop import dtype_name, scalar
 from fp8core.ops.linear import input_format
-from fp8core.problem import FORMATS
 from fp8core.torch.layers import check_model, sorted_layers
 
 _BINS: Final = 0x8001

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.forks import ForkSafeLock
 from fp8core.interop import dtype_name
 from fp8core.interop.names import dtype_spelling
-from fp8core.problem import FORMATS, HIGH_PRECISION
 from fp8core.torch.adjacent import ADJACENT, with_own_storage
 from fp8core.torch.aligned import align_rows_
 from fp8core.torch.histories import HISTORIES

@@ -10,6 +10,7 @@ from fp8core.checkpoint.formats.schemes import SCHEMES, scheme_of
 from fp8core.core import checks
 from fp8core.core.grouped import check_offsets
 from fp8core.core.scaling import default_eps
+from fp8core.dtypes import FORMATS
 from fp8core.errors import DTypeError, LayoutError, ScaleError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.interop.names import dtype_spelling
@@ -17,7 +18,7 @@ from fp8core.ops import Quantized, dequantize, grouped_scaled_mm_nt, quantize
 from fp8core.ops.grouped_mm import layout_of_scales
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
-from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape
 from fp8core.torch.aligned import by_rows, empty_codes, exporting, refuse_gaps_in_exports
 from fp8core.torch.frozen import Frozen
 from fp8core.torch.gradients import GroupedStraightThrough, has_tangent, refuse_vmap

@@ -6,10 +6,10 @@ from typing import Any, Final, TypeVar
 import torch
 from torch import Tensor
 
+from fp8core.dtypes import FORMATS
 from fp8core.errors import DTypeError
 from fp8core.interop import dtype_name
 from fp8core.ops import Quantized
-from fp8core.problem import FORMATS
 
 T = TypeVar("T")
 CODES: Final = frozenset(getattr(torch, name) for name in FORMATS)

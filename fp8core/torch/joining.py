@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.core.specs import ALIGNMENT
-from fp8core.problem import BLOCK_128, ITEMSIZE
+from fp8core.dtypes import ITEMSIZE
+from fp8core.problem import BLOCK_128
 from fp8core.torch.adjacent import ADJACENT, are_adjacent
 from fp8core.torch.linear import Linear
 from fp8core.torch.operators import LIBRARY, OVERLOADS, TAGS

@@ -8,9 +8,9 @@ from torch import nn
 
 from fp8core.checkpoint.formats import kinds
 from fp8core.checkpoint.formats.selection import Selection, selection
+from fp8core.dtypes import HIGH_PRECISION
 from fp8core.errors import CheckpointError, DTypeError, LayoutError
 from fp8core.interop.names import dtype_spelling
-from fp8core.problem import HIGH_PRECISION
 from fp8core.torch.dispatched import Offloaded, has_own_forward, take_hook
 from fp8core.torch.linear import Linear
 

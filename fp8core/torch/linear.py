@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from fp8core.checkpoint.formats.schemes import SCHEMES, scheme_of, static_scale
 from fp8core.core import checks
+from fp8core.dtypes import FORMATS
 from fp8core.errors import DTypeError, ScaleError
 from fp8core.interop import dtype_name
 from fp8core.ops import dequantize
 from fp8core.ops.layer import QUANTIZE_WEIGHT_CALLS
 from fp8core.ops.quantize import quantize_by
-from fp8core.problem import BLOCK_128, FORMATS
+from fp8core.problem import BLOCK_128
 from fp8core.torch.aligned import empty_codes
 from fp8core.torch.forward import ForwardLinear
 from fp8core.torch.frozen import without_values

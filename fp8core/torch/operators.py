@@ -16,11 +16,12 @@ from fp8core.core.calls import NewArray
 from fp8core.core.operation import Operation
 from fp8core.core.prefetch import WEIGHT
 from fp8core.core.specs import TensorSpec
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import DeviceError, LayoutError
 from fp8core.interop.tensor import refused_dtype
 from fp8core.ops.linear import LINEAR_CALLS
-from fp8core.problem import HOST, ITEMSIZE, Target
 from fp8core.runtime import device
+from fp8core.target import HOST, Target
 from fp8core.torch.histories import HISTORIES
 from fp8core.torch.schemas import OPERATORS, Operator, Overload
 from fp8core.torch.unbacked import extents, known

@@ -15,9 +15,9 @@ from transformers.quantizers.base import HfQuantizer
 from fp8core.checkpoint import open_files, plan_checkpoint
 from fp8core.checkpoint.formats.selection import only
 from fp8core.checkpoint.quantization.quantizing import refuse
+from fp8core.dtypes import HIGH_PRECISION
 from fp8core.errors import CheckpointError, DeviceError
 from fp8core.interop import dtype_name
-from fp8core.problem import HIGH_PRECISION
 from fp8core.torch import Linear, dequantize_model_
 from fp8core.torch.input_dtypes import high_precision
 from fp8core.torch.layers import not_finite, refused

@@ -16,11 +16,12 @@ import platformdirs
 from fp8core.errors import TuningError
 from fp8core.interop.names import type_name
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ABSENT, ScaledMm, Target
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 from fp8core.runtime.locks import lock, unlock
 from fp8core.runtime.regular_files import open_regular
 from fp8core.runtime.user_folders import WITHOUT_HOME, is_homeless, named_by, user_folder
+from fp8core.target import ABSENT, Target
 from fp8core.tuning.values import APPLIED, Machine, Tuning, choosing, is_for, machine
 
 FILE_VARIABLE: Final = "FP8CORE_TUNINGS"

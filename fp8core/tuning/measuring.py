@@ -16,8 +16,9 @@ from fp8core.ops.layer import Fp8Linear
 from fp8core.ops.linear import linear
 from fp8core.ops.quantized import Quantized
 from fp8core.ops.scaled_mm import scaled_mm, scaled_mm_nt
-from fp8core.problem import ABSENT, Linear, ScaledMm
+from fp8core.problem import Linear, ScaledMm
 from fp8core.runtime import device
+from fp8core.target import ABSENT
 from fp8core.tuning.values import Timed, Tuning, machine
 
 MARGIN: Final = 0.02

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack
 from fp8core import timing
 from fp8core.core.checks import is_one_of, whole_numbers
 from fp8core.core.explaining import ArraySpec
+from fp8core.dtypes import HIGH_PRECISION
 from fp8core.errors import ScaleError, ShapeError
 from fp8core.interop import dtype_name
 from fp8core.ops.explain import explain
@@ -13,17 +14,8 @@ from fp8core.ops.linear import linear
 from fp8core.ops.linear_scratch import aligned_strides
 from fp8core.ops.quantized import Quantized
 from fp8core.ops.targets import target_of
-from fp8core.problem import (
-    BLOCK_128,
-    GROUP_128,
-    HIGH_PRECISION,
-    PER_TENSOR,
-    PER_TOKEN,
-    GroupShape,
-    ScaledMm,
-    Target,
-    native_e4m3,
-)
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, ScaledMm
+from fp8core.target import Target, native_e4m3
 from fp8core.tuning.measuring import Stopwatch, product_of, refuse_captures, timed
 from fp8core.tuning.values import Tuning
 

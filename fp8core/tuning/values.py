@@ -16,9 +16,10 @@ from fp8core.kernels.gemm import args
 from fp8core.kernels.gemm.blaslt import library
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
-from fp8core.problem import Granularity, ScaledMm, Target
+from fp8core.problem import Granularity, ScaledMm
 from fp8core.runtime import device, sources
 from fp8core.table import Choice
+from fp8core.target import Target
 from fp8core.tuning.typed import typed
 
 

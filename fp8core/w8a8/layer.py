@@ -4,11 +4,12 @@ from typing import Any
 
 from fp8core import interop
 from fp8core.core import checks
+from fp8core.dtypes import FORMATS
 from fp8core.errors import ScaleError
 from fp8core.ops.linear import input_format
 from fp8core.ops.quantize import quantize_by
 from fp8core.ops.scaled_mm import product_by
-from fp8core.problem import FORMATS, PER_TENSOR, PER_TOKEN
+from fp8core.problem import PER_TENSOR, PER_TOKEN
 from fp8core.types import Array, Scale, WideDType
 from fp8core.w8a8.operations import (
     ANY_INPUT,

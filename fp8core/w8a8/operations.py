@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from fp8core import interop
 from fp8core.core import specs
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.ops.quantize import quantize_operation
 from fp8core.ops.scaled_mm import product_operation
-from fp8core.problem import FORMATS, HIGH_PRECISION
 
 QUANTIZE: Final = quantize_operation("input", "output")
 QUANTIZE_INPUT: Final = quantize_operation("input", "output", "input_scale", "input_scale_ub")

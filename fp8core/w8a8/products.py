@@ -26,11 +26,12 @@ def _product(
 
 
 def _extent(x: Any, axis: int, name: interop.Operand) -> Any:
-    """Return an extent of an operand, which may be a symbol."""
-    if not getattr(x, "shape", ()):
+    """Return an extent of a matrix, which may be a symbol."""
+    shape = getattr(x, "shape", None)
+    if shape is None or len(shape) != 2:
         interop.declared(x, name)  # refuses anything but an array
-        raise ShapeError(f"{name} needs two axes, got a 0-d array")
-    return x.shape[axis]
+        raise ShapeError(f"{name} needs two axes, got shape {tuple(shape or ())}")
+    return shape[axis]
 
 
 def _extents(output_shape: Any) -> tuple[Any, ...]:

@@ -6,7 +6,8 @@ from fp8core import interop
 from fp8core.core import checks
 from fp8core.errors import ScaleError
 from fp8core.ops.quantize import quantize_by
-from fp8core.problem import PER_TENSOR, PER_TOKEN, native_e4m3
+from fp8core.problem import PER_TENSOR, PER_TOKEN
+from fp8core.target import native_e4m3
 from fp8core.types import Array, Scale
 from fp8core.w8a8.operations import INPUT, OUTPUT, PER_TOKEN_IF_DYNAMIC, QUANTIZE, UPPER, fp8_of, upper_bound
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import fp8core
+from fp8core.dtypes import FORMATS
 from fp8core.errors import Fp8Error
-from fp8core.problem import BLOCK_128, FORMATS, GROUP_128, PER_CHANNEL, PER_TENSOR
+from fp8core.problem import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR
 from support.command_line import (
     fp8core_,  # noqa: F401
     rows,

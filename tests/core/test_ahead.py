@@ -16,9 +16,9 @@ from fp8core.kernels.gemm.generic import ClearArgs
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.linear import linear
 from fp8core.ops.targets import TARGETS
-from fp8core.problem import ABSENT
 from fp8core.runtime import device, jit
 from fp8core.table import Choice
+from fp8core.target import ABSENT
 from fp8core.tuning import values
 from fp8core.tuning.files import FILE_VARIABLE, load_named, named_ahead
 from fp8core.tuning.shapes import layer_call, layer_product
@@ -175,12 +175,14 @@ def test_tunings_of_another_release_or_architecture_do_not_count(monkeypatch, tm
 
 def test_a_tuning_is_for_the_call_that_reads_the_weight_early_too(monkeypatch):
     forget_all(monkeypatch)
-    one = tuned_for("NVIDIA H200", values.digest(), "sm90_tiled")
+    target, one = absent(H200)._replace(model="NVIDIA H200"), tuned_for("NVIDIA H200", values.digest(), "sm90_tiled")
+    before = set(kernels_of([TUNED], "bfloat16", target))
     chosen = tuning.Timed("generic_mma", 0, 1.0)
-    values.apply_ahead(replace(one, chosen=chosen, timed=(chosen,)), absent(H200))
+    values.apply_ahead(replace(one, chosen=chosen, timed=(chosen,)), target)
     for prefetch in (False, True):
-        product = one._problem._replace(target=absent(H200), prefetch_weight=prefetch)
+        product = one._problem._replace(target=target, prefetch_weight=prefetch)
         assert SCALED_MM.choice(product) == ("generic_mma", 0)
+    assert set(kernels_of([TUNED], "bfloat16", target)) > before  # what was planned is planned anew
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import pytest
 import fp8core
 from fp8core import ArraySpec, Fp8Error, GroupShape
 from fp8core.core.ahead import plan_ahead
-from fp8core.problem import FORMATS, HOST
+from fp8core.dtypes import FORMATS
+from fp8core.target import HOST
 from support.ahead import absent, forget
 from support.targets import AMPERE, H200, MI300
 

@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from fp8core.features import Feature, features
-from fp8core.problem import HOST, Target
+from fp8core.target import HOST, Target
 
 MATRIX = {
     ("cuda", 80): set(),

@@ -10,7 +10,7 @@ from fp8core import DeviceError, DTypeError, LayoutError, ShapeError, Unsupporte
 from fp8core.core.grouped import grouped_product_of
 from fp8core.core.specs import TensorSpec
 from fp8core.interop.dlpack import contiguous
-from fp8core.problem import HOST
+from fp8core.target import HOST
 from support.engines import fresh, fresh_fp8, fresh_scale
 from support.targets import H200
 

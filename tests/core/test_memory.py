@@ -9,7 +9,7 @@ import fp8core
 from fp8core import LayoutError
 from fp8core.core import calls, memory
 from fp8core.interop.overlap import share_memory
-from fp8core.problem import HOST, Target
+from fp8core.target import HOST, Target
 from support.engines import fresh, fresh_fp8
 
 torch = pytest.importorskip("torch")

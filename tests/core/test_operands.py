@@ -17,7 +17,8 @@ from fp8core.ops.producers import NORM_CALLS, SILU_CALLS
 from fp8core.ops.quantize import QUANTIZE_CALLS
 from fp8core.ops.scaled_mm import SCALED_MM_NT_CALLS
 from fp8core.ops.shards import REQUANTIZE_CALLS
-from fp8core.problem import HOST, PER_TOKEN
+from fp8core.problem import PER_TOKEN
+from fp8core.target import HOST
 from support.targets import H200
 
 E4M3, BF16, FP32 = "float8_e4m3fn", "bfloat16", "float32"

@@ -5,8 +5,8 @@ import pytest
 from fp8core.core import prefetch
 from fp8core.core.prefetch import WeightHistory
 from fp8core.core.watched import Watched
-from fp8core.problem import Target
 from fp8core.runtime import device
+from fp8core.target import Target
 from support.captures import captures  # noqa: F401
 
 PLACES, SPANS = [0, 0x1000, 0x3000, 0x4000], [(0, 0), (0, 0x1000), (0, 0x40), (0, 0x20)]

@@ -9,7 +9,7 @@ import fp8core
 from fp8core import BLOCK_128, GROUP_128, PER_CHANNEL, PER_TENSOR, PER_TOKEN, GroupShape, ScaleError, ShapeError
 from fp8core.core import specs
 from fp8core.core.scale_shapes import of_product
-from fp8core.problem import HOST
+from fp8core.target import HOST
 from support import reference
 from support.engines import assert_same_bytes, fresh, fresh_fp8, fresh_scale
 

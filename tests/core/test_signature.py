@@ -10,9 +10,9 @@ import fp8core
 from fp8core import interop
 from fp8core.core import signature
 from fp8core.core.calls import SHORTCUTS_PER_SIZE, CallCache
+from fp8core.dtypes import FORMATS
 from fp8core.errors import LayoutError
 from fp8core.interop import torch_tensors
-from fp8core.problem import FORMATS
 from support.probe import Probe
 
 torch = pytest.importorskip("torch")

@@ -7,7 +7,7 @@ import pytest
 from fp8core.core import specs
 from fp8core.core.specs import Matrix, TensorSpec
 from fp8core.errors import LayoutError, ShapeError
-from fp8core.problem import HOST
+from fp8core.target import HOST
 
 
 def spec(shape, strides):

@@ -19,8 +19,8 @@ from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.moe import MOE_PERMUTE
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.problem import HOST
 from fp8core.table import COLUMNS, Choice, Kernel, Refusal, Requirement, Table, Unknown
+from fp8core.target import HOST
 from support import problems
 from support.targets import TARGETS
 from support.threads import in_time

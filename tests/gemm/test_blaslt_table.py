@@ -12,7 +12,7 @@ from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.decode_unaligned import SM90_DECODE_UNALIGNED
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import HOST
+from fp8core.target import HOST
 from support.blaslt_fixtures import built, hip_stub, stub  # noqa: F401
 from support.blaslt_tools import problem
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401

@@ -3,12 +3,14 @@
 import numpy as np
 import pytest
 
+from fp8core.dtypes import FORMATS
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.blaslt.moves import Relayout, plan_moves
 from fp8core.kernels.gemm.generic import plan_clear_amax
 from fp8core.kernels.gemm.realigned import plan_copy, plan_realign
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import FORMATS, HOST, ScaledMm
+from fp8core.problem import ScaledMm
+from fp8core.target import HOST
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401

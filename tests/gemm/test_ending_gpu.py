@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import fp8core
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.sm90 import tiled, tiled_cost
 from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned, in_few_panels
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ITEMSIZE
 from gemm.test_ending import ENDINGS, FORMULA, ROUNDING, ended
 from gemm.test_generic_gpu import FN, OUT_SCALE, POISON, SPECIFIED, Operands
 from support import reference

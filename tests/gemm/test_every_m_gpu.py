@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 import fp8core
+from fp8core.dtypes import HIGH_PRECISION
 from fp8core.kernels.gemm.sm90 import decode_config
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import HIGH_PRECISION
 from support.engines import CupyEngine
 from support.products import MODES as PRODUCTS
 from support.products import operands

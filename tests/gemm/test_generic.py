@@ -6,12 +6,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fp8core.dtypes import FORMATS
 from fp8core.kernels.gemm.generic import GENERIC_MMA, Layout, is_direct, layout, plan_decode, plan_mma, tiles_of
 from fp8core.kernels.gemm.realigned import realigned
 from fp8core.kernels.gemm.requirements import STEPS_OF_16
 from fp8core.kernels.requirements import aligned
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import FORMATS, ScaledMm, Target, native_e4m3
+from fp8core.problem import ScaledMm
+from fp8core.target import Target, native_e4m3
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 import fp8core
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.generic import plan_mma, tiles_of
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 from support import reference
 from support.emulation.products import ROUNDING

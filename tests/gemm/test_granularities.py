@@ -12,8 +12,9 @@ from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import ABSENT, HOST, ScaledMm
+from fp8core.problem import ScaledMm
 from fp8core.table import Kernel, Refusal, Unknown
+from fp8core.target import ABSENT, HOST
 from support import problems
 from support.targets import TARGETS, on
 

@@ -12,8 +12,8 @@ from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
 from fp8core.kernels.gemm.table import COPIES, SCALED_MM
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import HOST
 from fp8core.table import Unknown
+from fp8core.target import HOST
 from support.targets import TARGETS, on
 
 SCALES = (("tensor", "tensor"), ("row", "row"), ("group", "block"), ("group", "group"))

@@ -9,8 +9,8 @@ from fp8core.kernels.gemm.mma.decode import SM89_DECODE, plan_decode, tiles, war
 from fp8core.kernels.gemm.requirements import MOST_COUNTED
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import Target
 from fp8core.runtime import sources
+from fp8core.target import Target
 from support import reference
 from support.emulation import EmulationError, Launcher
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401

@@ -2,8 +2,8 @@
 
 import pytest
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.mma.decode import plan_decode
-from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device
 from support.sm90_products import MODES, Case
 

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 import fp8core
+from fp8core.dtypes import FORMATS
 from fp8core.kernels.gemm.blaslt.epilogue import plan_end
 from fp8core.kernels.gemm.generic import plan_decode, plan_mma
-from fp8core.problem import FORMATS, ScaledMm
+from fp8core.problem import ScaledMm
 from support import reference
 from support.emulation import CUDA, HIP_32, HIP_64
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.scales import in_groups, is_along_k
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import decode_unaligned, tiled, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.ops.example_problems import example_product
-from fp8core.problem import BLOCK, ITEMSIZE
+from fp8core.problem import BLOCK
 from support.sm90_products import Case, problem
 from support.targets import on
 

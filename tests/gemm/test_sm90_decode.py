@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import decode_channels_config, decode_config
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ITEMSIZE
 from fp8core.table import Choice
 from support.sm90_products import asked, problem  # noqa: F401
 from support.targets import H200

@@ -15,9 +15,9 @@ from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.args import MOST_GROUPS, capacity, most_row_tiles, table_bytes
 from fp8core.kernels.grouped.generic import GENERIC_GROUPED, HOST, grid
 from fp8core.kernels.grouped.sm90 import SM90_GROUPED, candidates, plan_grouped
-from fp8core.problem import HOST as ON_THE_HOST
 from fp8core.problem import GroupedMm, ScaledMm
 from fp8core.runtime import jit
+from fp8core.target import HOST as ON_THE_HOST
 from support.targets import H200, MI300, on
 
 E4M3 = "float8_e4m3fn"

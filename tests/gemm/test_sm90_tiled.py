@@ -5,10 +5,10 @@ from unittest import mock
 
 import pytest
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.sm90 import decode_config, tiled, tiled_choice, tiled_cost
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ITEMSIZE
 from support.sm90_products import problem
 from support.targets import H200
 

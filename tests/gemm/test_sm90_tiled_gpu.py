@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.sm90 import tiled, tiled_choice, tiled_cost
-from fp8core.problem import ITEMSIZE
 from gemm.test_sm90_tiled import BLOCK, CHANNEL, GROUP, MODES, ROW
 from support.sm90_products import SMALL, Case
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from fp8core import host
+from fp8core.dtypes import FORMATS
 from fp8core.host.product import multiply
-from fp8core.problem import FORMATS, HOST, GroupShape, NormQuantize, ScaledMm, SiluQuantize
+from fp8core.problem import GroupShape, NormQuantize, ScaledMm, SiluQuantize
+from fp8core.target import HOST
 from support import reference
 from support.host_launches import INPUTS, Poisoned, assert_same, quantize, row_stride, storage, strided
 from support.launches import whole

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from fp8core import host
+from fp8core.dtypes import FORMATS
 from fp8core.host import codes, memory, tiles
-from fp8core.problem import FORMATS, HOST, PER_TENSOR, GroupShape, Quantize
+from fp8core.problem import PER_TENSOR, GroupShape, Quantize
+from fp8core.target import HOST
 from support import reference
 from support.host_launches import FP8, INPUTS, assert_same, dequantize, quantize, storage, strided
 from support.launches import whole
@@ -114,6 +116,17 @@ def test_given_scales_of_every_shape_and_stride(source, group_shape):
     assert_same(quantize(x, "float8_e4m3fn", group_shape, scale=broadcast)[0], want)
 
 
+@pytest.mark.parametrize("group_shape", GROUPS)
+def test_given_scales_multiply_by_their_reciprocals(group_shape):
+    """Numbers near midpoints times a scale, which a division rounds otherwise."""
+    rng, groups = np.random.default_rng(2), GroupShape(*group_shape)
+    scales = (2.0 ** rng.uniform(-9, 3, groups.scale_shape(19, 200))).astype(np.float32)
+    of = [np.arange(extent) // (side if side > 0 else extent) for extent, side in zip((19, 200), groups, strict=True)]
+    x = rng.choice(near_midpoints("float8_e4m3fn")[0], (19, 200)) * scales[np.ix_(*of)]
+    want, _ = wanted(x, "float8_e4m3fn", group_shape, scale=scales)
+    assert_same(quantize(x, "float8_e4m3fn", group_shape, scale=scales)[0], want)
+
+
 def test_given_scales_as_exponents():
     x, exponents = fresh(5, 256, "bfloat16"), np.array([[120, 127]] * 5, np.uint8)
     problem = Quantize(HOST, "bfloat16", "float8_e4m3fn", GroupShape(1, 128), True, "ue8m0_bytes", "k", 256, 1)
@@ -203,6 +216,17 @@ def test_padding_rows_are_zeros_with_scale_1(group_shape, rows, padded):
         assert_same(got[1], want[1])
 
 
+@pytest.mark.parametrize("group_shape", GROUPS)
+def test_given_scales_of_padding_rows_stay_as_they_are(group_shape):
+    x, shape = fresh(5, 33, "bfloat16"), GroupShape(*group_shape).scale_shape(17, 33)
+    given = (2.0 ** np.random.default_rng(1).uniform(-9, 3, shape)).astype(np.float32)
+    before = given.copy()
+    codes, _ = quantize(x, "float8_e4m3fn", group_shape, scale=given, rows_padded=17)
+    padded = np.concatenate([x, np.zeros((12, 33), x.dtype)])
+    assert_same(codes, wanted(padded, "float8_e4m3fn", group_shape, scale=before)[0])
+    assert_same(given, before)
+
+
 @pytest.mark.parametrize("group_shape", [(1, -1), (1, 128), (-1, -1)])
 def test_a_matrix_without_columns_has_scales_of_the_usual_shape(group_shape):
     data, scale = quantize(np.zeros((3, 0), np.float32), group_shape=group_shape)
@@ -213,6 +237,7 @@ def test_a_matrix_without_columns_has_scales_of_the_usual_shape(group_shape):
 @pytest.mark.parametrize("group_shape", [(-1, -1), (1, -1), (1, 128), (2, 66000), (300, 300)])
 def test_rows_longer_than_a_chunk(group_shape):
     x = fresh(3, 2 * memory.CHUNK + 77, "bfloat16")
+    x[:, 66001] = 1e6  # of the second group of 66,000 columns, in the chunk that the first ends in
     for gap in (0, 3):
         got = quantize(x, "float8_e4m3fn", group_shape, gap=gap)
         for mine, theirs in zip(got, wanted(x, "float8_e4m3fn", group_shape), strict=True):

@@ -5,8 +5,9 @@ import pytest
 
 from fp8core import host
 from fp8core.host import codes
-from fp8core.host.memory import Workspace
-from fp8core.problem import HOST, AllClose, Expand, Normalize, Requantize
+from fp8core.host.memory import CHUNK, Workspace
+from fp8core.problem import AllClose, Expand, Normalize, Requantize
+from fp8core.target import HOST
 from support import reference
 from support.host_launches import FP8, Poisoned, assert_same, row_stride, strided
 from support.launches import whole
@@ -113,6 +114,8 @@ def test_normalize_without_an_input_scale_or_codes():
         ([0.3], True),
         ([1.0] * 200_000, True),
         ([1.0] * 150_000 + [1.1] + [1.0] * 9, False),
+        ([1.0] * (CHUNK - 1) + [1.1] + [1.0] * 9, False),
+        ([1.0] * CHUNK + [1.1] + [1.0] * 9, False),
         ([1.0, 1.000005, 0.999995], True),
         ([1e5, 100_001.0, 99_999.0], True),  # the tolerance is 1
         ([1e5, 100_001.01], False),

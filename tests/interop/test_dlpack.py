@@ -12,12 +12,13 @@ import pytest
 
 import fp8core
 from fp8core import interop
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import BackendError, DTypeError, LayoutError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange, frameworks
 from fp8core.interop.dlpack_views import target_of
 from fp8core.ops.layer_weight import aligned_rows
-from fp8core.problem import HOST, ITEMSIZE
 from fp8core.runtime import device
+from fp8core.target import HOST
 from support.host_arrays import codes, exporter
 from support.targets import H200, MI300
 

@@ -15,7 +15,7 @@ from fp8core import interop
 from fp8core.errors import DTypeError, LayoutError
 from fp8core.interop import dlpack
 from fp8core.interop.float8 import DTYPES, Float8Array
-from fp8core.problem import HOST
+from fp8core.target import HOST
 from support.host_arrays import codes
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from fp8core import interop
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import LayoutError
-from fp8core.problem import HOST, ITEMSIZE
+from fp8core.target import HOST
 from support.host_arrays import (  # noqa: F401
     ADDRESS,
     EIGHT,

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fp8core import interop
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import LayoutError
 from fp8core.interop.float8 import DTYPES, Float8Array
-from fp8core.problem import ITEMSIZE
 from fp8core.runtime import device
 from support.gpu_arrays import MAKERS, address, cupy, framework, jax, jax_array, torch  # noqa: F401
 

@@ -13,8 +13,8 @@ import pytest
 from fp8core import interop
 from fp8core.errors import DeviceError
 from fp8core.interop import Framework, Result, TensorView, frameworks, order_after, order_before
-from fp8core.problem import HOST
 from fp8core.runtime import device, graph_memory, streams
+from fp8core.target import HOST
 from support.targets import AMPERE
 
 TARGET = AMPERE._replace(device=1)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from fp8core import Float8Array, interop
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import DeviceError, DTypeError, LayoutError
 from fp8core.interop import dlpack
-from fp8core.problem import ITEMSIZE
 from support.host_arrays import MAKERS, Exporter, framework, jax_array, numpy_array, numpy_dtype, torch_array  # noqa: F401
 
 

@@ -6,7 +6,7 @@ import pytest
 from fp8core import interop
 from fp8core.errors import DeviceError
 from fp8core.interop import dlpack, dlpack_capsule, dlpack_exchange
-from fp8core.problem import Target
+from fp8core.target import Target
 from support.rocm import cupy, libraries, rocm  # noqa: F401
 from support.targets import MI300
 

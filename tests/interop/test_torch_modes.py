@@ -8,7 +8,7 @@ import fp8core
 from fp8core import interop
 from fp8core.core import signature
 from fp8core.errors import LayoutError
-from fp8core.problem import HOST
+from fp8core.target import HOST
 from support.probe import Probe
 from support.torch_tensors import matrix, run, torch_framework
 

@@ -16,7 +16,8 @@ from fp8core.errors import ShapeError  # noqa: E402
 from fp8core.jax import handler, programs  # noqa: E402
 from fp8core.jax.scratch import most_scratch  # noqa: E402
 from fp8core.kernels.moe import counts_bytes  # noqa: E402
-from fp8core.problem import HOST, MoePermute  # noqa: E402
+from fp8core.problem import MoePermute  # noqa: E402
+from fp8core.target import HOST  # noqa: E402
 from jax_ffi.cases import K, N, cpu, ends, same, stacked, weight, wide  # noqa: E402, F401
 from support.targets import H200, MI250  # noqa: E402
 

@@ -15,7 +15,7 @@ import fp8core.jax  # noqa: E402
 from fp8core import PER_CHANNEL  # noqa: E402
 from fp8core.core import operation  # noqa: E402
 from fp8core.jax import frames, handler, programs  # noqa: E402
-from fp8core.problem import HOST  # noqa: E402
+from fp8core.target import HOST  # noqa: E402
 from jax_ffi.cases import BF16, K, N, cpu, same, weight, wide  # noqa: E402, F401
 from support.ahead import absent  # noqa: E402
 from support.targets import AMPERE, H200  # noqa: E402

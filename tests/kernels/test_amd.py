@@ -12,8 +12,8 @@ import fp8core
 from bench.amd_report import STEPS
 from fp8core import interop
 from fp8core.cli import UNPROVEN, app, proven, target_named
-from fp8core.problem import native_e4m3
 from fp8core.runtime import sources
+from fp8core.target import native_e4m3
 from support.engines import BOTH, engines, fresh, rng
 from support.products import EXACT, operands
 from support.reference import relative_error

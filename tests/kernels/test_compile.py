@@ -9,9 +9,9 @@ from unittest import mock
 
 import pytest
 
-from fp8core.problem import Target
 from fp8core.runtime import jit, sources
 from fp8core.runtime.jit import Request
+from fp8core.target import Target
 from support import compilers
 from support.kept import kept_folder
 from support.plans import OPERATIONS

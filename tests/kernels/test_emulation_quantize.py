@@ -6,16 +6,9 @@ import numpy as np
 import pytest
 
 from fp8core.kernels.quantize import QUANTIZE, configs
-from fp8core.problem import (
-    BLOCK_128,
-    GROUP_128,
-    PER_TENSOR,
-    PER_TOKEN,
-    GroupShape,
-    Quantize,
-    Target,
-)
+from fp8core.problem import BLOCK_128, GROUP_128, PER_TENSOR, PER_TOKEN, GroupShape, Quantize
 from fp8core.runtime import jit, limits
+from fp8core.target import Target
 from support import reference
 from support.emulation import CUDA, CUDA_80, HIP_32, HIP_64, EmulationError
 from support.emulation.fixtures import emulation_session, emulator  # noqa: F401

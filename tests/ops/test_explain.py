@@ -113,7 +113,7 @@ def test_gpus_without_fp8_tensor_cores_still_run_products(target):
 
 
 def test_both_e5m2_runs_nowhere():
-    for target in (H200, ADA, AMPERE, MI300, fp8core.problem.HOST):
+    for target in (H200, ADA, AMPERE, MI300, fp8core.target.HOST):
         got = SCALED_MM.explain(example_product(target, a="float8_e5m2", b="float8_e5m2"))
         assert got.chosen is None
         assert "e5m2" in str(got)

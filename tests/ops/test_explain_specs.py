@@ -9,7 +9,7 @@ import pytest
 import fp8core
 from fp8core import PER_CHANNEL, ArraySpec
 from fp8core.ops.targets import MODELS, TARGETS, target_of
-from fp8core.problem import native_e4m3
+from fp8core.target import native_e4m3
 from support.host_arrays import Exporter
 from support.targets import H200, MI250
 

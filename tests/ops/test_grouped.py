@@ -132,6 +132,18 @@ def test_what_quantize_returns(engine, of_a, of_b, layout):
     check(together, exact(Grouped(*codes, *numbers), mode, ends))
 
 
+@engines(*BOTH)
+@pytest.mark.parametrize(("of_a", "of_b"), [(PER_TOKEN, PER_CHANNEL), (GROUP_128, BLOCK_128)])
+def test_the_only_scale_of_a_weight_may_be_that_of_a_channel_or_block(engine, of_a, of_b):
+    a = fp8core.quantize(engine.array(fresh((5, 128))), group_shape=of_a)
+    weight = fp8core.quantize(engine.array(fresh((1, 1, 128))), group_shape=of_b)
+    assert weight.scale.shape == (1, 1, 1)
+    got = fp8core.grouped_scaled_mm_nt(a, weight, offs=engine.array(ends_of((5,))))
+    numbers = [engine.numpy(scale).reshape(scale.shape) for scale in (a.scale, weight.scale)]
+    codes = [engine.codes(data).view(ml_dtypes.float8_e4m3fn).reshape(data.shape) for data in (a.data, weight.data)]
+    check(engine.numpy(got), exact(Grouped(*codes, *numbers), "row-row", ends_of((5,))))
+
+
 FORMS = {
     "tensor-tensor": ({(), (1,), (1, 1)}, {(), (1,), (1, 1), (1, 1, 1)}),
     "tensor-each": ({(1, 1)}, {(3,), (3, 1), (3, 1, 1)}),

@@ -9,9 +9,10 @@ import fp8core
 from fp8core import GROUP_128, PER_TENSOR, PER_TOKEN
 from fp8core.core import operation
 from fp8core.kernels.fused import NORM_QUANTIZE, SILU_QUANTIZE, plan_norm_quantize, plan_silu_quantize
-from fp8core.problem import NormQuantize, SiluQuantize, Target
+from fp8core.problem import NormQuantize, SiluQuantize
 from fp8core.runtime import device, jit
 from fp8core.runtime.plans import RmsNormNumbers, SiluNumbers
+from fp8core.target import Target
 from support import reference
 from support.engines import BOTH, FLOATS, MAKERS, assert_same_bytes, engines, fresh, fresh_scale
 from support.launches import whole

@@ -102,6 +102,14 @@ def test_amax_ignores_nan_and_is_0_if_there_is_nothing_else(engine, m, out_dtype
 
 
 @engines(*BOTH)
+@pytest.mark.parametrize(("m", "n"), [(0, 128), (5, 0)])
+def test_amax_is_0_without_elements(engine, m, n):
+    a, weight, amax = fresh_fp8((m, 256)), fresh_fp8((n, 256)), engine.array(np.full(1, -1, np.float32))
+    fp8core.scaled_mm_nt(engine.array(a), engine.array(weight), 1.0, 1.0, amax=amax)
+    assert engine.numpy(amax) == 0
+
+
+@engines(*BOTH)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("m", [9, 80])
 def test_negative_scales(engine, mode, m):

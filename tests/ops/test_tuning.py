@@ -14,9 +14,9 @@ from fp8core.core.operation import Operation, times_forgotten
 from fp8core.errors import TuningError, UnsupportedProblemError
 from fp8core.kernels.gemm.table import SCALED_MM
 from fp8core.kernels.linear.table import LINEAR
-from fp8core.problem import HOST
 from fp8core.runtime import device
 from fp8core.table import Choice, Table
+from fp8core.target import HOST
 from fp8core.tuning import MARGIN, Tuning, measuring, timed, values
 from fp8core.tuning.values import checksum
 from support.blaslt_fixtures import built  # noqa: F401

@@ -12,8 +12,8 @@ import pytest
 from fp8core import tuning
 from fp8core.errors import TuningError
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import HOST
 from fp8core.runtime import device
+from fp8core.target import HOST
 from fp8core.tuning import files, load_tunings, save_tunings, timed
 from fp8core.tuning.files import FILE_VARIABLE, load_named
 from support.blaslt_fixtures import built  # noqa: F401

@@ -146,10 +146,12 @@ def test_a_writer_that_is_killed_leaves_a_whole_file_and_no_lock(stub, tmp_path,
     assert (len(contents.tunings), contents.damaged) == (lines, 0)
     left = {one.name for one in tmp_path.iterdir()} - {"x", "x.lock"}
     assert len(left) == (step == "before")
-    (tmp_path / ".x.y").touch()  # of somebody else
+    of_others = {".x.y", ".x.bad", f".y.{16 * '0'}"}
+    for name in of_others:
+        (tmp_path / name).touch()
     save_tunings(path, [new])  # does not wait for the one that is gone, and takes away what it left
     assert path.read_text().splitlines() == [one.to_json() for one in (*found, new)]
-    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock", ".x.y"}
+    assert {one.name for one in tmp_path.iterdir()} == {"x", "x.lock", *of_others}
 
 
 @pytest.mark.parametrize("step", ["open", "fsync", "replace"])
@@ -183,7 +185,8 @@ def test_a_link_stays_a_link_and_a_file_can_be_shared(stub, tmp_path):
     assert (tmp_path / "real").is_file()
     mask = os.umask(0o022)
     os.umask(mask)
-    assert stat.S_IMODE((tmp_path / "real").stat().st_mode) == 0o666 & ~mask
+    for name in ("real", "real.lock"):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask
 
 
 def test_shapes_are_the_products_of_layers(stub):

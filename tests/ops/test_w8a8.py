@@ -103,6 +103,11 @@ def test_options_of_dynamic_scales_are_ignored_beside_a_given_scale(options):
         np.testing.assert_array_equal(got.astype("float32"), one.astype("float32"))
 
 
+def test_new_data_have_the_format_that_the_device_multiplies(monkeypatch):
+    monkeypatch.setattr(w8a8.quantization, "native_e4m3", lambda target: "float8_e4m3fnuz")
+    assert w8a8.scaled_fp8_quant(fresh((4, 128)))[0].dtype.name == "float8_e4m3fnuz"
+
+
 @engines(*CUDA_FRAMEWORKS)
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
 def test_scaled_fp8_quant_static_into_given_memory(engine, dtype):
@@ -162,7 +167,7 @@ def test_linear_op_on_every_path(engine, shape, per_token, channels, static, bia
     [(True, True, True, None), (False, True, True, False), (False, False, False, True), (False, False, True, False)],
 )
 def test_dispatch_drops_padding_rows(engine, flags):
-    x, weight, weight_scale = fresh((5, 128)), fresh_fp8((32, 128)), fresh_scale((1,))
+    x, weight, weight_scale, bias = fresh((5, 128)), fresh_fp8((32, 128)), fresh_scale((1,)), fresh((32,), "float32")
     data, scale = w8a8.scaled_fp8_quant(engine.array(x), num_token_padding=17, use_per_token_if_dynamic=True)
     product = w8a8.dispatch_w8a8_scaled_mm(*flags)
     assert (product is w8a8.cutlass_w8a8_scaled_mm) == flags[0]
@@ -172,7 +177,7 @@ def test_dispatch_drops_padding_rows(engine, flags):
         out_dtype="bfloat16",
         scale_a=scale,
         scale_b=engine.array(weight_scale),
-        bias=None,
+        bias=engine.array(bias),
         input_2d=engine.array(x),
         output_shape=[1, 5, 32],
     )
@@ -181,7 +186,7 @@ def test_dispatch_drops_padding_rows(engine, flags):
         reference.decode(q.codes, "float8_e4m3fn"), weight.astype(np.float32).T, q.scale, weight_scale
     )
     assert engine.numpy(got).shape == (1, 5, 32)
-    assert reference.relative_error(engine.numpy(got)[0], exact) <= 3e-3
+    assert reference.relative_error(engine.numpy(got)[0], exact + bias) <= 3e-3
 
 
 @pytest.mark.parametrize("dtype", ["float8_e5m2", "float8_e5m2fnuz"])

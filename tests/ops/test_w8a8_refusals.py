@@ -1,6 +1,7 @@
 """What the functions of `fp8core.w8a8` refuse, by vLLM's names of arguments."""
 
-import ml_dtypes
+import re
+
 import numpy as np
 import pytest
 
@@ -57,6 +58,12 @@ def test_what_stands_elsewhere_in_other_versions_is_refused(name, call):
     """Taken by its truth, it would silently mean another scale."""
     with pytest.raises(DTypeError, match=f"^{name} needs "):
         call(fresh((4, 128)), fresh_fp8((32, 128)).T)
+
+
+@pytest.mark.parametrize("wrong", [7.5, 2**31, "7"], ids=repr)
+def test_rows_of_padding_are_a_whole_number(wrong):
+    with pytest.raises(ShapeError, match=r"^num_token_padding needs a whole number, at most "):
+        w8a8.scaled_fp8_quant(fresh((4, 128)), num_token_padding=wrong)
 
 
 def test_linear_op_needs_the_scale_of_an_input_that_is_fp8():
@@ -143,7 +150,15 @@ def test_extents_of_a_shape_may_be_numbers_of_numpy(shape):
 
 
 @pytest.mark.parametrize("name", ["qinput", "weight"])
-@pytest.mark.parametrize("wrong", [None, [[1.0]], 1.0, np.zeros((), ml_dtypes.float8_e4m3fn)], ids=repr)
-def test_an_operand_without_rows_is_refused_by_name(name, wrong):
-    with pytest.raises((DTypeError, ShapeError), match=f"{name} needs "):
-        product_of_four_rows(**{name: wrong})
+@pytest.mark.parametrize(
+    ("wrong", "error", "got"),
+    [
+        (None, DTypeError, "an array, got None"),
+        ([[1.0]], DTypeError, "an array that offers DLPack, got builtins.list"),
+        (1.0, DTypeError, "an array that offers DLPack, got builtins.float"),
+        *[(fresh_fp8(shape), ShapeError, f"two axes, got shape {shape}") for shape in [(), (128,), (4, 4, 128)]],
+    ],
+)
+def test_an_operand_that_is_no_matrix_is_refused_by_name(name, wrong, error, got):
+    with pytest.raises(error, match=f"^{name} needs {re.escape(got)}$"):
+        product_of_four_rows((4, 32), **{name: wrong})

@@ -13,7 +13,7 @@ from fp8core import table as tables
 from fp8core import timing, tuning
 from fp8core.checkpoint.reading.faults import FaultKind
 from fp8core.core import calls
-from fp8core.problem import FORMATS
+from fp8core.dtypes import FORMATS
 from fp8core.runtime import releases
 from support import reference
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fp8core.problem import Target
 from fp8core.runtime import compiler, device
+from fp8core.target import Target
 from support.targets import MI300
 
 H200 = Target("cuda", 90, 0, 132, 32, 232448)

@@ -10,9 +10,10 @@ import pytest
 
 from fp8core.errors import BackendError, UnsupportedProblemError
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.problem import PER_TENSOR, Quantize, Target
+from fp8core.problem import PER_TENSOR, Quantize
 from fp8core.runtime import compiler, device, jit, launches, loaded, streams
 from fp8core.runtime.plans import QuantizeNumbers
+from fp8core.target import Target
 from support import compilers
 from support.rocm import HIP, PROPERTIES, PifArgs, cupy, launcher, libraries, rocm  # noqa: F401
 from support.targets import H200, MI300

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from fp8core.errors import DeviceError
-from fp8core.problem import HOST
 from fp8core.runtime import capture, device, streams
+from fp8core.target import HOST
 from support.targets import AMPERE
 
 TARGET = AMPERE._replace(device=1)

@@ -7,8 +7,8 @@ from fp8core.kernels.grouped.table import GROUPED_MM
 from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.problem import ABSENT
 from fp8core.runtime import jit
+from fp8core.target import ABSENT
 
 
 def absent(target):

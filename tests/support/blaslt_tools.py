@@ -13,8 +13,9 @@ from fp8core.kernels.gemm.blaslt import corrections as blaslt_corrections
 from fp8core.kernels.gemm.blaslt import library as blaslt_library
 from fp8core.kernels.gemm.blaslt import query as blaslt_heuristic
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import ScaledMm
 from fp8core.runtime import capture, device, loaded
+from fp8core.target import Target
 from support.targets import H200, MI300
 
 MODES = {

@@ -17,9 +17,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from fp8core.problem import Target
 from fp8core.runtime import jit
 from fp8core.runtime.jit import Request
+from fp8core.target import Target
 
 CLANG = next((found for name in ("clang-22", "clang") if (found := shutil.which(name))), None)
 

@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fp8core.problem import HIGH_PRECISION
+from fp8core.dtypes import HIGH_PRECISION
 
 FP8 = {
     "float8_e4m3fn": ml_dtypes.float8_e4m3fn,

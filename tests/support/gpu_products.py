@@ -6,8 +6,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device
 from support.products import EXACT, FAST
 from support.sm90_products import decode, wide

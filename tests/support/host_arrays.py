@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from fp8core import interop
-from fp8core.problem import FORMATS, HOST, ITEMSIZE
+from fp8core.dtypes import FORMATS, ITEMSIZE
+from fp8core.target import HOST
 
 EIGHT = (*FORMATS, "float8_e8m0fnu")
 

@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 
 from fp8core import host
-from fp8core.problem import HOST, Dequantize, GroupShape, Quantize
+from fp8core.problem import Dequantize, GroupShape, Quantize
+from fp8core.target import HOST
 from support.launches import whole
 
 POISON = 0xA5

@@ -17,9 +17,10 @@ from fp8core.kernels.linear.table import LINEAR
 from fp8core.kernels.moe import MOE_PERMUTE, MOE_UNPERMUTE
 from fp8core.kernels.quantize import QUANTIZE
 from fp8core.kernels.weights import ALL_CLOSE, DEQUANTIZE, EXPAND, NORMALIZE, REQUANTIZE
-from fp8core.problem import Quantize, Target
+from fp8core.problem import Quantize
 from fp8core.runtime.plans import Plan as Prepared
 from fp8core.table import Launch, Table
+from fp8core.target import Target
 from support.launches import whole
 from support.problems import (
     all_close,

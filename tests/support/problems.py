@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
+from fp8core.dtypes import FORMATS, HIGH_PRECISION
 from fp8core.problem import (
     BLOCK_128,
-    FORMATS,
     GROUP_128,
-    HIGH_PRECISION,
     PER_TENSOR,
     PER_TOKEN,
     AllClose,
@@ -23,8 +22,8 @@ from fp8core.problem import (
     Requantize,
     ScaledMm,
     SiluQuantize,
-    Target,
 )
+from fp8core.target import Target
 
 THOROUGH = (90, 0x942)
 """Architectures for which every variant is compiled; for others, each kernel is compiled in its main variants."""

@@ -6,10 +6,11 @@ import math
 import numpy as np
 import pytest
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves
 from fp8core.kernels.gemm.sm90 import decode as sm90_decode
 from fp8core.kernels.gemm.sm90 import tensor_maps
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 from fp8core.runtime import device, jit
 from support.recorder import Recorder
 from support.targets import H200

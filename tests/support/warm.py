@@ -25,8 +25,8 @@ from typing import Any
 import pytest
 
 from fp8core.errors import BackendError
-from fp8core.problem import Target
 from fp8core.runtime import compiler, device, jit, kernel_cache
+from fp8core.target import Target
 from support import plans, receipt
 
 LIST = "gpu-suite-kernels.txt"

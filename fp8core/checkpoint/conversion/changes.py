@@ -18,10 +18,11 @@ from fp8core.checkpoint.reading.values import (
     scales_of_rows,
     sum_of_squares,
 )
+from fp8core.dtypes import FORMATS, Fp8Name
 from fp8core.errors import CheckpointError
 from fp8core.host.quantize import up_to_powers_of_two
 from fp8core.ops import dequantize, normalize_e4m3fn_to_e4m3fnuz, normalize_e4m3fnuz_to_e4m3fn, quantize
-from fp8core.problem import FORMATS, PER_TENSOR, Fp8Name, GroupShape, ScaleFormat
+from fp8core.problem import PER_TENSOR, GroupShape, ScaleFormat
 
 STORED: Final = {dtype: name for name, dtype in FP8.items()}
 """safetensors' dtype names of the FP8 formats."""

@@ -6,8 +6,9 @@ from typing import Final, get_args
 from fp8core.checkpoint.conversion.outputs import TARGETS
 from fp8core.checkpoint.formats.claims import is_side
 from fp8core.core.checks import is_one_of
+from fp8core.dtypes import Fp8Name
 from fp8core.errors import CheckpointError
-from fp8core.problem import Fp8Name, GroupShape, ScaleFormat
+from fp8core.problem import GroupShape, ScaleFormat
 
 E4M3: Final[dict[str, Fp8Name]] = {"fn": "float8_e4m3fn", "fnuz": "float8_e4m3fnuz"}
 SCALE_FORMATS: Final[dict[str, ScaleFormat]] = {name: name for name in get_args(ScaleFormat)}

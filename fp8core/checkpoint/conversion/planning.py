@@ -45,8 +45,8 @@ from fp8core.checkpoint.formats.schemes import MXFP8
 from fp8core.checkpoint.reading.faults import left_over, other_groups
 from fp8core.checkpoint.reading.layers import Layer, Tensor, as_float32
 from fp8core.checkpoint.reading.reader import SCALES, Checkpoint
+from fp8core.dtypes import Fp8Name
 from fp8core.errors import CheckpointError
-from fp8core.problem import Fp8Name
 
 
 class PlannedConversion:

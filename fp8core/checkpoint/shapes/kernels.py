@@ -14,8 +14,8 @@ from fp8core.ops.linear import linear
 from fp8core.ops.linear_scratch import aligned_strides
 from fp8core.ops.moe_permute import IDS
 from fp8core.ops.quantized import Quantized
-from fp8core.problem import ABSENT, Target
 from fp8core.runtime import device, jit
+from fp8core.target import ABSENT, Target
 from fp8core.tuning.files import named_ahead
 from fp8core.tuning.shapes import SCHEMES, layer_call
 from fp8core.tuning.values import apply_ahead

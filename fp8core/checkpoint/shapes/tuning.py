@@ -6,7 +6,8 @@ from typing import Final, Literal
 
 from fp8core.checkpoint.shapes.linear import LayerShape, layers_of
 from fp8core.core import checks
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import ScaledMm
+from fp8core.target import Target
 from fp8core.tuning import Tuning
 from fp8core.tuning.shapes import Progress, Scheme, layer_product, tuned
 

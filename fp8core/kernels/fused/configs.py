@@ -2,8 +2,9 @@
 
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import GROUP, STATIC, TOKEN, ceil_div, mode_of, round_up
-from fp8core.problem import ITEMSIZE, NormQuantize, SiluQuantize
+from fp8core.problem import NormQuantize, SiluQuantize
 
 THREADS_STEP: Final = 64
 """Threads of a block are a multiple of this, a warp on any device."""

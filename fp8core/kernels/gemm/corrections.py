@@ -17,8 +17,8 @@ from itertools import accumulate
 from operator import getitem, or_
 from typing import Any, Final, NamedTuple
 
-from fp8core.problem import Target
 from fp8core.runtime import device
+from fp8core.target import Target
 
 FILE: Final = "corrections.json"
 DIGITS: Final = "".join(chr(code) for code in range(ord("#"), ord("~") + 1) if chr(code) != "\\")

@@ -6,6 +6,7 @@ Their order in the table decides between them. The constants are fitted to an H2
 from collections.abc import Callable
 from typing import Final
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import generic, realigned
@@ -15,7 +16,7 @@ from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.gemm.sm90 import decode_cost, decode_unaligned, tiled_cost
 from fp8core.kernels.gemm.sm90.decode import config_for
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 
 PASS_START_US: Final = 2.831
 """Time of generic_decode beside its passes over the weight."""

@@ -22,10 +22,11 @@ from fp8core.kernels.gemm.requirements import (
 )
 from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.requirements import ON_A_GPU, ON_THE_HOST
-from fp8core.problem import BLOCK, ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Pointer
 from fp8core.table import Kernel, Launch
+from fp8core.target import Target
 
 SIDE: Final = 16
 """Rows and columns of a matrix instruction."""

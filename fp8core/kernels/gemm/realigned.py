@@ -9,15 +9,17 @@ loads rows at any address loses.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div, round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.generic import MOST_ROWS, plan_decode
 from fp8core.kernels.gemm.requirements import COUNTABLE, MIXED_SCALES
 from fp8core.kernels.gemm.sm90.tiled import SM90_TILED
-from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
 from fp8core.table import Kernel, Launch, Refusal, Requirement, Table, Unknown
+from fp8core.target import Target
 
 ALIGNMENT: Final = 16
 """Alignment in bytes of the addresses and rows of copies."""

@@ -7,11 +7,13 @@ By one of them a row states the granularities of scales that it takes, since it 
 from collections.abc import Callable
 from typing import Any, Final
 
+from fp8core.dtypes import HIGH_PRECISION, ITEMSIZE
 from fp8core.features import features
 from fp8core.kernels.encodings import ceil_div
-from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm, native_e4m3
+from fp8core.problem import ScaledMm
 from fp8core.runtime import limits
 from fp8core.table import Refusal, Requirement
+from fp8core.target import native_e4m3
 
 OCP: Final = ("float8_e4m3fn", "float8_e5m2")
 """The formats of NVIDIA's tensor cores."""

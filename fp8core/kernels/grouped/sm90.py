@@ -4,6 +4,7 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.requirements import (
@@ -25,7 +26,7 @@ from fp8core.kernels.gemm.sm90.tiled_cost import Tile
 from fp8core.kernels.grouped.args import GroupArgs, GroupedLaunch, capacity, most_row_tiles, table_bytes
 from fp8core.kernels.grouped.requirements import FEW_GROUPS, WEIGHTS_FOLLOW
 from fp8core.kernels.requirements import CUDA, supports
-from fp8core.problem import ITEMSIZE, GroupedMm, ScaledMm
+from fp8core.problem import GroupedMm, ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import TensorMap
 from fp8core.table import Kernel, Requirement

@@ -7,6 +7,7 @@ a larger x, a separate quantization is faster.
 
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import TYPE, ceil_div, mode_of, power_of_two
 from fp8core.kernels.gemm.args import Matmul, ready_kernel
 from fp8core.kernels.gemm.requirements import ROW_SCALES
@@ -21,7 +22,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.quantize.configs import VEC8
-from fp8core.problem import ITEMSIZE, PER_TOKEN, Linear
+from fp8core.problem import PER_TOKEN, Linear
 from fp8core.runtime.args import Float32, Int32, Int64, Pointer, TensorMap
 from fp8core.table import Requirement
 

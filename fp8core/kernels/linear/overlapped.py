@@ -2,11 +2,12 @@
 
 from typing import Final
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE, a_side, config_for, decode
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, linear_config
 from fp8core.kernels.gemm.table import SCALED_MM
-from fp8core.problem import ITEMSIZE, Linear, ScaledMm
+from fp8core.problem import Linear, ScaledMm
 from fp8core.table import Choice, Refusal, Requirement, Unknown
 
 PRODUCER_BYTES: Final = 4096

@@ -3,9 +3,10 @@
 from typing import Final, NamedTuple
 
 from fp8core import host
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import TYPE, ceil_div, column_tiling, power_of_two
 from fp8core.kernels.requirements import COLUMNS_IN_32_BITS, ON_A_GPU, ON_THE_HOST
-from fp8core.problem import ITEMSIZE, MoeUnpermute
+from fp8core.problem import MoeUnpermute
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
 from fp8core.runtime.launches import Launcher

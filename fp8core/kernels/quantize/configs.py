@@ -5,8 +5,9 @@ experiments/2026-11-quantize has the sweeps and measurements for the numbers.
 
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div, power_of_two, round_up
-from fp8core.problem import ITEMSIZE, PER_TOKEN, Quantize
+from fp8core.problem import PER_TOKEN, Quantize
 
 VEC8: Final = 8
 """Elements that a thread loads, holds and encodes at a time."""

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from functools import cache
 from typing import Final
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.quantize.configs import VEC8, TensorwiseConfig, tensorwise_configs
 from fp8core.kernels.quantize.elementwise import plan_elementwise
 from fp8core.kernels.quantize.prepare import Chosen, plan_of, prepare
-from fp8core.problem import ITEMSIZE, Quantize
+from fp8core.problem import Quantize
 from fp8core.runtime import launches, partitions
 from fp8core.runtime.plans import Plan, QuantizeNumbers
 from fp8core.table import Launch

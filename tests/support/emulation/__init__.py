@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fp8core.problem import Target
 from fp8core.runtime import args, jit
+from fp8core.target import Target
 from support.emulation.abi import Array, Launch, Schedule
 from support.emulation.memory import Memory
 from support.emulation.translating import as_cpp

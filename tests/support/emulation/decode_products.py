@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fp8core.dtypes import FORMATS, ITEMSIZE
 from fp8core.kernels.gemm.sm90.decode import decode
 from fp8core.kernels.gemm.sm90.decode_config import DecodeConfig
 from fp8core.kernels.gemm.sm90.decode_unaligned import decode_unaligned
@@ -12,9 +13,7 @@ from fp8core.kernels.linear.fused import plan_fused
 from fp8core.problem import (
     BLOCK,
     BLOCK_128,
-    FORMATS,
     GROUP_128,
-    ITEMSIZE,
     PER_TENSOR,
     PER_TOKEN,
     Activation,
@@ -22,8 +21,8 @@ from fp8core.problem import (
     Linear,
     Quantize,
     ScaledMm,
-    Target,
 )
+from fp8core.target import Target
 from support import reference
 from support.emulation.memory import Memory
 from support.emulation.products import codes

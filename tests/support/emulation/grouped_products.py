@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fp8core.problem import GroupedMm, ScaledMm, Target
+from fp8core.problem import GroupedMm, ScaledMm
+from fp8core.target import Target
 from support.emulation.memory import Memory
 from support.emulation.products import ROUNDING, SUMS
 from support.emulation.running import FLOATS, empty, matrix

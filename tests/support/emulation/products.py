@@ -6,8 +6,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fp8core.problem import Granularity, ScaledMm, Target
+from fp8core.problem import Granularity, ScaledMm
 from fp8core.table import Kernel
+from fp8core.target import Target
 from support import reference
 from support.emulation.running import FLOATS, empty, matrix
 

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fp8core.kernels.quantize import QUANTIZE
-from fp8core.problem import GroupShape, Quantize, ScaleFormat, ScaleLayout, Target
+from fp8core.problem import GroupShape, Quantize, ScaleFormat, ScaleLayout
+from fp8core.target import Target
 from support import reference
 from support.emulation.running import alignment, empty, matrix, plans, same_bytes, teasing
 

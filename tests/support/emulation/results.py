@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from fp8core.problem import FORMATS, Activation
+from fp8core.dtypes import FORMATS
+from fp8core.problem import Activation
 from support import reference
 from support.emulation.memory import Memory
 from support.emulation.products import ROUNDING, SUMS

@@ -6,7 +6,8 @@ import numpy as np
 
 from fp8core.kernels.gemm.sm90 import tiled
 from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile
-from fp8core.problem import Activation, ScaledMm, Target
+from fp8core.problem import Activation, ScaledMm
+from fp8core.target import Target
 from support.emulation.memory import Memory
 from support.emulation.products import codes
 from support.emulation.results import Result

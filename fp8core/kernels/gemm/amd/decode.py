@@ -21,9 +21,10 @@ from fp8core.kernels.gemm.requirements import (
     grid_fits,
 )
 from fp8core.kernels.requirements import HIP, aligned, supports
-from fp8core.problem import ScaledMm, Target
+from fp8core.problem import ScaledMm
 from fp8core.runtime import jit
 from fp8core.table import Kernel
+from fp8core.target import Target
 
 SIDE: Final = 16
 """Tokens, and channels, of a block."""

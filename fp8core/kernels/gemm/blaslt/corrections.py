@@ -16,7 +16,8 @@ from fp8core.kernels.gemm.blaslt.ordering import (
     whole_tiles,
 )
 from fp8core.kernels.gemm.sm90.decode_config import CLUSTERS, MEASURED_MULTIPROCESSORS
-from fp8core.problem import BLOCK, Target
+from fp8core.problem import BLOCK
+from fp8core.target import Target
 
 KERNEL: Final = "cublaslt"
 """The name of the trees of this kernel."""

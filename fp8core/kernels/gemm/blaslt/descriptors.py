@@ -7,6 +7,7 @@ weight (k rows, n columns) and their B the tokens (k, m): the only orientation t
 import ctypes
 from typing import Final, Literal, NamedTuple
 
+from fp8core.dtypes import FORMATS
 from fp8core.kernels.gemm.blaslt.dialects import (
     EPILOGUE_BIAS,
     EPILOGUE_DEFAULT,
@@ -16,7 +17,7 @@ from fp8core.kernels.gemm.blaslt.dialects import (
     ScaleMode,
 )
 from fp8core.kernels.gemm.blaslt.library import Handle, Library
-from fp8core.problem import FORMATS, Target
+from fp8core.target import Target
 
 Scales = Literal["unit", "tensor", "row", "group x block", "group x group"]
 

@@ -7,7 +7,7 @@ cublasLt.h (the same from 12.9 to 13.10) and of hipblaslt.h (ROCm 6.2 to 10).
 from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
-from fp8core.problem import Platform
+from fp8core.target import Platform
 
 ScaleMode = Literal["SCALAR", "OUTER_VEC", "VEC128", "BLK128x128"]
 

@@ -6,10 +6,11 @@ offered, which the first run reveals.
 
 from typing import Any, Final
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div, round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt.descriptors import Product
-from fp8core.problem import BLOCK, ITEMSIZE
+from fp8core.problem import BLOCK
 from fp8core.runtime import capture, device
 from fp8core.runtime.limits import SCRATCH_ALIGNMENT
 

@@ -11,8 +11,8 @@ from fp8core.errors import BackendError
 from fp8core.kernels.gemm.blaslt.dialects import DIALECTS, WIDTHS, Dialect
 from fp8core.kernels.gemm.blaslt.handles import Handles
 from fp8core.kernels.gemm.blaslt.places import candidates, refusal
-from fp8core.problem import Platform
 from fp8core.runtime import device
+from fp8core.target import Platform
 
 _P, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 _LAYOUT: Final = (_P, _INT, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int64)

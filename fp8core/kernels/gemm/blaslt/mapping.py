@@ -2,10 +2,11 @@
 
 from typing import Final
 
+from fp8core.dtypes import FORMATS
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Product, Scales
 from fp8core.kernels.gemm.blaslt.dialects import ScaleMode
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, Relayout, relayout_of
-from fp8core.problem import FORMATS, ScaledMm
+from fp8core.problem import ScaledMm
 
 SCALES: Final[dict[tuple[str, str], Scales]] = {
     ("tensor", "tensor"): "tensor",

@@ -5,9 +5,10 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div, round_up
 from fp8core.kernels.gemm.blaslt.dialects import ScaleMode
-from fp8core.problem import BLOCK, Target
+from fp8core.problem import BLOCK
 from fp8core.runtime import jit
 from fp8core.runtime.args import Int32, Int64, Pointer
+from fp8core.target import Target
 
 THREADS: Final = 256
 ELEMENTS_PER_THREAD: Final = 4

@@ -2,13 +2,14 @@
 
 from typing import Final
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import round_up, scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.blaslt import matmul
 from fp8core.kernels.gemm.blaslt.descriptors import Product
 from fp8core.kernels.gemm.blaslt.mapping import FOUR, modes, product, relayouts
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves, relayout_of
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 
 MOST_PADDED: Final = 256
 """Rows up to which copies cost less than a second read of the weight: two of the library's tiles of tokens

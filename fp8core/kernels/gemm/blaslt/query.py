@@ -6,15 +6,16 @@ import math
 from functools import cache, lru_cache
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.errors import BackendError
 from fp8core.features import features
 from fp8core.kernels.gemm.blaslt.corrections import corrected_us, gpu_of
 from fp8core.kernels.gemm.blaslt.descriptors import MODES, Layouts, Product, describe, pointers_of
 from fp8core.kernels.gemm.blaslt.library import FailedError, Handle, Library, find
 from fp8core.kernels.gemm.blaslt.ordering import COUNTER_BYTES, MEASURED_VERSIONS, Config, Work
-from fp8core.problem import ITEMSIZE, Target
 from fp8core.runtime import device
 from fp8core.table import PLANS_KEPT, Refusal, Unknown
+from fp8core.target import Target
 
 CANDIDATES_ASKED: Final = 8
 COUNTERS_OPTIONAL: Final = MEASURED_VERSIONS

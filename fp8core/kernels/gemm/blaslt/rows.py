@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
+from fp8core.dtypes import FORMATS, ITEMSIZE
 from fp8core.kernels.gemm import fallback_cost
 from fp8core.kernels.gemm.args import Matmul
 from fp8core.kernels.gemm.blaslt import matmul, ordering, query
@@ -35,7 +36,7 @@ from fp8core.kernels.gemm.requirements import (
 )
 from fp8core.kernels.gemm.sm90.decode import SM90_DECODE
 from fp8core.kernels.requirements import CUDA, HIP, aligned, supports
-from fp8core.problem import FORMATS, ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 from fp8core.table import Kernel, Refusal, Requirement, Unknown
 
 

@@ -1,5 +1,6 @@
 """Block-scaled products of cuBLASLt with m not a multiple of 4: sm90_decode multiplies the last one to three rows."""
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import scratch_part
 from fp8core.kernels.gemm.args import Matmul, ready
 from fp8core.kernels.gemm.blaslt import matmul
@@ -7,7 +8,7 @@ from fp8core.kernels.gemm.blaslt.descriptors import Product
 from fp8core.kernels.gemm.blaslt.mapping import FOUR, modes, moved_bias, product, relayouts
 from fp8core.kernels.gemm.blaslt.moves import NOTHING, plan_moves, relayout_of
 from fp8core.kernels.gemm.sm90.decode import decode
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 
 
 def first_rows(p: ScaledMm) -> Product:

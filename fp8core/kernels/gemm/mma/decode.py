@@ -22,9 +22,10 @@ from fp8core.kernels.gemm.requirements import (
     few_rows,
 )
 from fp8core.kernels.requirements import CUDA, aligned, supports
-from fp8core.problem import BLOCK, ScaledMm, Target
+from fp8core.problem import BLOCK, ScaledMm
 from fp8core.runtime import jit
 from fp8core.table import Kernel
+from fp8core.target import Target
 
 CHANNELS: Final = 16
 """Channels of a tile."""

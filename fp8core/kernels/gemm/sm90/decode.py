@@ -6,6 +6,7 @@ Everything that a launch needs, except the tensor maps, follows from arithmetic 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div
 from fp8core.kernels.gemm.args import Matmul, ScaledArgs, ending, ready, ready_kernel
 from fp8core.kernels.gemm.requirements import (
@@ -36,7 +37,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 from fp8core.kernels.gemm.sm90.decode_rows_config import FEWEST_ROWS, full_config
 from fp8core.kernels.gemm.sm90.tensor_maps import tensor_maps
 from fp8core.kernels.requirements import CUDA, supports
-from fp8core.problem import BLOCK, ITEMSIZE, ScaledMm
+from fp8core.problem import BLOCK, ScaledMm
 from fp8core.runtime import jit, launches
 from fp8core.runtime.args import Float32, Int32, TensorMap
 from fp8core.table import Kernel

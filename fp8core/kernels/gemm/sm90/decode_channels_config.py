@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, MOST_ROWS, DecodeConfig, clusters_at_once, limit_prefetch
-from fp8core.problem import Target
+from fp8core.target import Target
 
 POWERS: Final = (1, 2, 4, 8)
 """Cluster sizes of sm90_decode, in which each block completes an equal part of the channels."""

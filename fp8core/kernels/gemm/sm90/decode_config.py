@@ -6,7 +6,8 @@
 from typing import Final, NamedTuple
 
 from fp8core.kernels.encodings import ceil_div
-from fp8core.problem import BLOCK, Target
+from fp8core.problem import BLOCK
+from fp8core.target import Target
 
 MOST_ROWS: Final = 64
 """Rows of a that one launch takes."""

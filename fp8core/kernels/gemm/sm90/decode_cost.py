@@ -9,13 +9,14 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.decode_rows_config import SMALL_BYTES
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 
 KERNEL: Final = "sm90_decode"
 """The name of this kernel's corrections."""

@@ -19,7 +19,8 @@ from fp8core.kernels.gemm.sm90.decode_config import (
     clusters_at_once,
     limit_prefetch,
 )
-from fp8core.problem import BLOCK, Target
+from fp8core.problem import BLOCK
+from fp8core.target import Target
 
 FEWEST_ROWS: Final = 33
 """Rows of a from which sm90_decode_rows is a candidate: for fewer it costs the same, and sm90_decode less."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.scales import in_groups, is_along_k
@@ -24,7 +25,7 @@ from fp8core.kernels.gemm.sm90.decode_config import (
 )
 from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, aligns_a, most_words, words_of
 from fp8core.kernels.gemm.sm90.residues import lacks_registers, pad_channels, phases_of, result_spread
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 
 Warpgroups = tuple[int, int, int]
 """The m_warpgroups, k_warpgroups and multicast_tiles of a `DecodeConfig`."""

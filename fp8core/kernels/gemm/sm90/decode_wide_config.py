@@ -19,7 +19,7 @@ from fp8core.kernels.gemm.sm90.decode_channels_config import (
 )
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, DecodeConfig, clusters_at_once, limit_prefetch, width
 from fp8core.kernels.gemm.sm90.residues import CHANNELS
-from fp8core.problem import Target
+from fp8core.target import Target
 
 SIDE: Final = 128
 """Most rows of a panel."""

@@ -8,13 +8,14 @@ at two offsets, which costs up to 5 % where nothing is saved.
 from math import gcd
 from typing import Final
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.realigned import ALIGNMENT
 from fp8core.kernels.gemm.requirements import OCP
 from fp8core.kernels.gemm.scales import in_groups, is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import MOST_ROWS, DecodeConfig, width
 from fp8core.kernels.gemm.sm90.loose_rows import a_is_unaligned, has_few_words
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 
 CHANNELS: Final = 64
 """Of the smallest tiles."""

@@ -2,6 +2,7 @@
 
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import HIGH_PRECISION, ITEMSIZE
 from fp8core.kernels.encodings import FORMAT, RESULT, TYPE, ceil_div, round_up
 from fp8core.kernels.gemm.args import Maps, Matmul, ending, ready
 from fp8core.kernels.gemm.generic import clearing_amax
@@ -23,7 +24,7 @@ from fp8core.kernels.gemm.sm90.tensor_maps import WordMaps, shared_maps, tensor_
 from fp8core.kernels.gemm.sm90.tiled_choice import by_cost, fastest, least_us
 from fp8core.kernels.gemm.sm90.tiled_cost import Scales, Tile, scales_of, staged_piece, stores_tiles
 from fp8core.kernels.requirements import CUDA, supports
-from fp8core.problem import HIGH_PRECISION, ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 from fp8core.runtime import jit
 from fp8core.runtime.args import Float32, Pointer, TensorMap
 from fp8core.table import Kernel, Requirement

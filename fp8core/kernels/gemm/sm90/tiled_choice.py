@@ -4,12 +4,13 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm import corrections
 from fp8core.kernels.gemm.scales import is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K
 from fp8core.kernels.gemm.sm90.tiled_cost import LOADED_ROWS, PIECE, Tile, candidates, split_us, unsplit, us
-from fp8core.problem import ITEMSIZE, ScaledMm
+from fp8core.problem import ScaledMm
 
 KERNEL: Final = "sm90_tiled"
 """The name of the trees of this kernel."""

@@ -5,11 +5,13 @@ The constants are fitted to an H200 (experiments/2026-11-choice). Times are in m
 
 from typing import Final, Literal, NamedTuple
 
+from fp8core.dtypes import ITEMSIZE
 from fp8core.kernels.encodings import ceil_div
 from fp8core.kernels.gemm.overlap import overlapped_us
 from fp8core.kernels.gemm.scales import WITHIN, is_along_k
 from fp8core.kernels.gemm.sm90.decode_config import BLOCK_K, clusters_at_once
-from fp8core.problem import ITEMSIZE, Activation, ScaledMm, Target
+from fp8core.problem import Activation, ScaledMm
+from fp8core.target import Target
 
 Scales = Literal["chain", "promoted", "block", "group"]
 """How the scales of a product enter. Without scales along k, the tensor cores accumulate all of k ("chain") or every
