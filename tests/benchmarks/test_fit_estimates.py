@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+pytest.importorskip("scipy", reason="scipy is not installed (extra test)")
+
 from bench import fit_estimates, roofline
 from bench.choice_records import MEASURED, key
 from bench.fit_estimates import search

@@ -4,6 +4,8 @@ from statistics import geometric_mean
 
 import pytest
 
+pytest.importorskip("scipy", reason="scipy is not installed (extra test)")
+
 from bench import split_costs
 from bench.choice_records import read
 from fp8core.kernels.gemm.sm90 import tiled_cost
