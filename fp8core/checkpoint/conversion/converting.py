@@ -126,8 +126,9 @@ def convert_checkpoint(
         target: the new file or, for a folder, the new folder.
         to: "bf16" (float32(code) * scale, rounded once); a granularity, written as compressed-tensors: "channel",
             "block" (128x128, or the source's), "tensor" or "mxfp8" (1x32); or a format: "compressed-tensors" and
-            "modelopt" with the granularity that the layers have, "modelopt-mxfp8", "deepseek" with blocks, "comfyui"
-            with one scale per tensor.
+            "modelopt" with the granularity that the layers have, or per channel if they have several, or one that the
+            format lacks, as ModelOpt's lacks one scale per tensor without static scales of activations;
+            "modelopt-mxfp8", "deepseek" with blocks, "comfyui" with one scale per tensor.
         scales: the scale format: "float32", "ue8m0" (powers of two in float32), or "ue8m0_bytes" (their exponents as
             bytes, for "deepseek"; MXFP8 always has them).
         e4m3: "fn" (OCP) or "fnuz" (MI300). The default is "fn"; compressed-tensors keeps the layers' own.
