@@ -167,7 +167,7 @@ class Operation:
         held = []  # until the launch has been made
         for at in self.numbers:
             if specs[at] is not None and views[at] is None:
-                value = float32_number(operands[at], self.operands[at])
+                value = interop.scalar(operands[at])
                 assert value is not None
                 if at in self.returned:
                     addresses[at], arrays[at] = allocated = framework.empty((1,), "float32", first.target, None, pool)
@@ -214,7 +214,7 @@ class Operation:
         views: list[TensorView | None] = []
         specs: list[TensorSpec | None] = []
         for at, (x, name) in enumerate(zip(operands, self.operands, strict=True)):
-            number = x is not None and at in self.numbers and interop.scalar(x) is not None
+            number = x is not None and at in self.numbers and float32_number(x, name) is not None
             known = None if request is None else request.spec(x, name)
             view = None if x is None or number or known is not None else interop.view(x, name, launch)
             views.append(view)

@@ -15,6 +15,8 @@ from fp8core.ops.explain import explain_product
 from support.engines import fresh, fresh_fp8, fresh_scale
 from support.targets import ADA, AMPERE, H200, MI250, MI300
 
+X, CODES = fresh((4, 64)), fresh_fp8((4, 64))
+
 
 def test_nothing_runs_and_exactly_one_kernel_is_chosen():
     out = np.full((4, 32), 7, np.float32)
@@ -229,6 +231,27 @@ def test_a_stream_that_is_none_is_refused_as_the_call_refuses_it(stream):
             fp8core.explain(fp8core.quantize, operand, stream=stream)
         assert str(caught.value) == str(refused.value)
     assert fp8core.explain(fp8core.quantize, x, stream=0).chosen == "host"
+
+
+@pytest.mark.parametrize("number", [1e39, 1e-60, 10**400], ids=["infinite", "zero", "int"])
+@pytest.mark.parametrize(
+    ("function", "operands", "name"),
+    [
+        (fp8core.quantize, {"x": X}, "scale"),
+        (fp8core.dequantize, {"q": CODES}, "scale"),
+        (fp8core.scaled_mm_nt, {"a": CODES, "weight": CODES, "scale_b": 1.0}, "scale_a"),
+        (fp8core.linear, {"x": X, "weight": CODES}, "weight_scale"),
+        (fp8core.requantize_with_max_scale, {"weight": CODES, "logical_widths": [4]}, "weight_scale"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_as_the_call_refuses_it(function, operands, name, number):
+    given = {**operands, name: number}
+    with pytest.raises(fp8core.ScaleError, match=f"^{name} needs a number that float32 holds") as refused:
+        function(**given)
+    for target in (None, "sm_90"):
+        with pytest.raises(fp8core.ScaleError) as caught:
+            fp8core.explain(function, **given, target=target)
+        assert str(caught.value) == str(refused.value)
 
 
 def test_a_layer_is_explained_for_any_target():
