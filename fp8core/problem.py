@@ -42,13 +42,17 @@ class GroupShape(NamedTuple):
 
 
 PER_TENSOR: Final = GroupShape(-1, -1)
+"""One scale for all elements."""
 PER_TOKEN: Final = GroupShape(1, -1)
+"""One scale per row: in activations ``[..., k]``, a row is a token."""
 PER_CHANNEL: Final = PER_TOKEN
 """One scale per row: in a weight stored as ``[n, k]``, a row is an output channel."""
 BLOCK: Final = 128
 """The group size of products: groups have this many elements of k, blocks this many rows and columns."""
 GROUP_128: Final = GroupShape(1, BLOCK)
+"""One scale for 128 consecutive elements of a row: activations of products with block scales."""
 BLOCK_128: Final = GroupShape(BLOCK, BLOCK)
+"""One scale for a block of 128 rows and 128 columns: weights of products with block scales."""
 
 
 class Quantize(NamedTuple):

@@ -61,7 +61,9 @@ USE_ROWWISE_TORCH_SCALED_MM = False
 """Kept for code that imports it: no product here calls torch."""
 
 CUTLASS_FP8_SUPPORTED: bool
+"""The result of `cutlass_fp8_supported` at the first access."""
 CUTLASS_BLOCK_FP8_SUPPORTED: bool
+"""The result of `cutlass_block_fp8_supported` at the first access."""
 
 
 def cutlass_fp8_supported() -> bool:

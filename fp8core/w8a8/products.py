@@ -130,8 +130,11 @@ def rocm_per_tensor_w8a8_scaled_mm(
 
 
 torch_per_tensor_w8a8_scaled_mm = rocm_per_tensor_w8a8_scaled_mm
+"""The same function as `rocm_per_tensor_w8a8_scaled_mm`."""
 torch_per_token_w8a8_scaled_mm = rocm_per_tensor_w8a8_scaled_mm
+"""The same function as `rocm_per_tensor_w8a8_scaled_mm`."""
 torch_channelwise_w8a8_scaled_mm = rocm_per_tensor_w8a8_scaled_mm
+"""The same function as `rocm_per_tensor_w8a8_scaled_mm`."""
 
 
 def dispatch_w8a8_scaled_mm(

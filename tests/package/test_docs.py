@@ -232,6 +232,24 @@ def test_the_reference_has_every_public_name_once():
     assert len({*described}) == len(described)
 
 
+def described_in(source):
+    """Return the functions and classes with a docstring, and the variables with one behind them, of a module."""
+    body = ast.parse(source.read_text("utf-8")).body
+    named = ast.FunctionDef | ast.ClassDef
+    found = {node.name for node in body if isinstance(node, named) and ast.get_docstring(node)}
+    for node, behind in itertools.pairwise(body):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(behind, ast.Expr):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {ast.unparse(target) for target in targets if isinstance(behind.value, ast.Constant)}
+    return found
+
+
+def test_the_reference_describes_every_name():
+    described = set().union(*map(described_in, ROOT.glob("fp8core/**/*.py")))
+    named = {name.rpartition(".")[2] for name in directives("docs/reference/api.md", "docs/reference/errors.md")}
+    assert named - described == set()
+
+
 ERRORS = {name: value for name, value in vars(errors).items() if inspect.isclass(value)}
 UNSHOWN = {"Fp8Error", "BackendError"}
 """The root, and what only a failing driver raises."""
