@@ -209,7 +209,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, unscaled: bool = False) -> 
         The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, the index does not match the files, or path is none.
+        CheckpointError: a file cannot be read or is damaged, the index does not match the files, or path is no path.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
@@ -257,7 +257,7 @@ def open_files(
         The checkpoint; its tensors and scales are read on request.
 
     Raises:
-        CheckpointError: a file cannot be read or is damaged, or files is no list of paths, or an empty one.
+        CheckpointError: a file cannot be read or is damaged, or files is not a list of paths, or empty.
 
     Examples:
         >>> from tempfile import TemporaryDirectory
