@@ -1,6 +1,7 @@
 """The handlers that XLA calls: one for each platform and stage, registered once per process."""
 
 import ctypes
+import math
 from functools import cached_property
 from threading import RLock
 from typing import Any, Final, NamedTuple
@@ -36,6 +37,17 @@ class Extents(NamedTuple):
         """Return the bytes of scratch that the program gives a call, as one more result."""
         spare = self.results[call.results :]
         return spare[0][0] - (SCRATCH_ALIGNMENT - 1) if spare else 0
+
+    def check(self, call: Prepared) -> None:
+        """Refuse a call whose results need other memory than the program gives.
+
+        Raises:
+            BackendError: the program was made for results of other shapes.
+        """
+        for at, got in zip(sorted(call.described.results), self.results, strict=False):  # scratch is one more
+            wanted = call.described.results[at].shape
+            if math.prod(got) != math.prod(wanted):
+                raise BackendError(f"the program needs room for a result of shape {wanted}, got {got}: trace it again")
 
 
 class Platform:
@@ -110,7 +122,7 @@ class Platform:
             given: the shapes of the call's arguments and results; required if the text leaves some open.
 
         Raises:
-            BackendError: the program gives the call less scratch than it needs on this device.
+            BackendError: the program gives the call less scratch than it needs on this device, or other results.
         """
         problem, scratch = self._problem(text)
         key: tuple[Any, ...] = text, ordinal
@@ -129,6 +141,8 @@ class Platform:
                         " it was made for another device, by another release or with other tunings: compile it again"
                     )
                 call = self.ready.setdefault(key, call)
+        if given is not None:
+            given.check(call)
         return call
 
     def _problem(self, text: bytes) -> tuple[Problem, int | None]:

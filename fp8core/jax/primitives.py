@@ -67,8 +67,13 @@ def traced(call: CallOf, avals: Sequence[Any], names: Sequence[str] | None = Non
 
     Raises:
         Fp8Error: the errors of the call itself; and a ShapeError if a result's extent depends on a symbol in another
-            way than being a multiple of it.
+            way than being a multiple of it, as that of padded rows does.
     """
+    if call.name == "quantize" and call.options[-1] is not None:  # rows_padded
+        rows = avals[0].shape[:-1]
+        if not all(isinstance(extent, int) for extent in rows):
+            name = names[0] if names else "x"
+            raise ShapeError(f"{name} needs a fixed number of rows to be padded, got shape {avals[0].shape}")
     described, results, extents = _described(call, avals, names, UNKNOWN[0])
     fixed = all(isinstance(extent, int) for aval in avals for extent in aval.shape)
     if not fixed and extents != _described(call, avals, names, UNKNOWN[1])[2]:

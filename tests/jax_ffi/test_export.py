@@ -156,6 +156,22 @@ def test_symbols_that_results_follow_from_are_refused():
         )
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: tuple(fp8core.quantize(x, rows_padded=24)),
+        lambda x: jax.vmap(lambda x: tuple(fp8core.quantize(x, rows_padded=24)))(x[None]),
+        lambda x: w8a8.scaled_fp8_quant(x, num_token_padding=24),
+    ],
+    ids=["quantize", "vmap", "w8a8"],
+)
+def test_rows_to_be_padded_are_not_open(function):
+    """Whether they are padded would not be known before the program runs."""
+    (rows,) = export.symbolic_shape("rows")
+    with pytest.raises(ShapeError, match=r"^(x|input) needs a fixed number of rows to be padded, got shape \(.*rows, "):
+        exported(function, jax.ShapeDtypeStruct((rows, K), jnp.float32))
+
+
 @pytest.mark.parametrize("rows", [None, 5])
 def test_a_program_for_devices_that_are_not_here(rows):
     if any(handler.ALL[name].here for name in ("cuda", "rocm")):

@@ -175,6 +175,10 @@ def test_a_program_with_too_little_scratch_is_refused():
             platform.prepared(text, 0, handler.Extents(shapes, ((33, N), *spare)))
     enough = handler.Extents(shapes, ((33, N), (handler.scratch_extent(scratch),)))
     assert platform.prepared(text, 0, enough).scratch_bytes == scratch
+    with pytest.raises(
+        fp8core.BackendError, match=rf"room for a result of shape \(33, {N}\), got \(32, {N}\): trace it"
+    ):
+        platform.prepared(text, 0, enough._replace(results=((32, N), *enough.results[1:])))
 
 
 def test_a_destructor_amid_a_plan_may_need_the_same(monkeypatch):
