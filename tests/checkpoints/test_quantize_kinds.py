@@ -82,6 +82,9 @@ def test_a_name_tells_what_a_module_is(module, kind):
         ("reformer", "reformer.encoder.layers.0.attention.self_attention.query_key"),
         ("layoutlmv3", "layoutlmv3.encoder.0.rel_pos_x_bias"),
         ("inkling2_loop_text", f"{L}mlp_message_gate.down_proj"),
+        ("deepseek_v4", "layers.3.attn.wo_a"),
+        ("zamba2", f"{L}shared_transformer.feed_forward.gate_up_proj"),
+        ("zamba", f"{L}shared_transf.self_attn.q_proj"),
     ],
 )
 def test_a_layer_whose_weight_the_model_itself_asks_stays(model_type, module):

@@ -44,6 +44,22 @@ def test_all_parts_or_a_layer_of_its_own_may_be_left_out(tmp_path, exclude):
 
 
 @pytest.mark.parametrize(
+    ("scheme", "status", "said"),
+    [
+        ("channel", "quantized", "linear layer"),
+        ("block", "quantized", "linear layer"),
+        ("tensor", "kept", "transformers splits it into 3 layers, but not its only scale"),
+    ],
+)
+def test_a_layer_that_transformers_splits_needs_scales_that_it_can_split(tmp_path, scheme, status, said):
+    shapes = {"encoder.layers.0.attn.Wqkv.weight": (384, 128), "encoder.layers.0.mlp.fc2.weight": (128, 256)}
+    source = folder(tmp_path / "in", shapes, model_type="nomic_bert")
+    kinds = {"encoder.layers.0.attn.Wqkv": status, "encoder.layers.0.mlp.fc2": "quantized"}
+    assert statuses(source, scheme=scheme) == kinds
+    assert any(reason.startswith(said) for reason in reasons(source, scheme=scheme).values())
+
+
+@pytest.mark.parametrize(
     ("shapes", "kept"),
     [
         ({QKV[0]: (128, 576)}, {QKV[0]}),

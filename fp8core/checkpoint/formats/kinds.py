@@ -36,6 +36,7 @@ READ: Final = Kind("layer whose weight the model reads", "transformers reads its
 READ_IN_TRAINING: Final = Kind(
     "layer whose weight training reads", "transformers reads its weight without its scale in training", able=True
 )
+SHARED: Final = Kind("layer of a block that several layers share", "transformers ties its weight, but not its scale")
 ADAPTER: Final = Kind("LoRA adapter", "readers read its weight without its scale")
 MTP: Final = Kind("projection of multi-token prediction", "vLLM has no place for its scale", able=True)
 HEAD: Final = Kind("head or pooler", "vLLM has no place for its scale", able=True)
@@ -62,7 +63,8 @@ RULES: Final = (
     Rule(CONV1D, _CONV1D, ("gpt2", "gpt-sw3", "openai-gpt", "imagegpt", "clvp*", "decision_transformer")),
     Rule(MAYBE_CONV1D, _CONV1D, ("",)),
     Rule(SPECIAL, ("*",), ("ibert",)),
-    Rule(SPECIAL, ("o_a_proj",), ("deepseek_v4",)),
+    Rule(SPECIAL, ("o_a_proj", "wo_a"), ("deepseek_v4",)),  # by groups; the second is its name in checkpoints
+    Rule(SHARED, ("shared_transf.*", "shared_transformer.*"), ("zamba", "zamba2")),
     Rule(
         CAST,
         ("wo",),

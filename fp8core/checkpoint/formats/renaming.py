@@ -26,7 +26,16 @@ def _types(config: Mapping[str, Any]) -> Iterator[str]:
 def renamed(tensor: str, rules: tuple[Rules, ...]) -> Iterator[str]:
     """Yield the modules that transformers may make of a tensor in place of the one that its name says."""
     for one in rules:
-        names = {tensor: None}
-        for old, *new in one:
-            names = {re.sub(old, text, name): None for name in names for text in new}
-        yield from (module_of(name) for name in names if name != tensor and name.endswith(WEIGHT))
+        yield from (module_of(name) for name in _made_of(tensor, one) if name != tensor and name.endswith(WEIGHT))
+
+
+def split_into(tensor: str, rules: tuple[Rules, ...]) -> int:
+    """Return the number of tensors that transformers splits a tensor into; 1 if it does not."""
+    return max((len(_made_of(tensor, one)) for one in rules), default=1)
+
+
+def _made_of(tensor: str, rules: Rules) -> dict[str, None]:
+    names = {tensor: None}
+    for old, *new in rules:
+        names = {re.sub(old, text, name): None for name in names for text in new}
+    return names

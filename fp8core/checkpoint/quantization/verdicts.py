@@ -7,10 +7,12 @@ from typing import Any, Final, Literal, NamedTuple
 from fp8core.checkpoint.disk.files import FLOATS, Entry
 from fp8core.checkpoint.formats import kinds
 from fp8core.checkpoint.formats.naming import WEIGHT, module_of
+from fp8core.checkpoint.formats.renames import Rules
+from fp8core.checkpoint.formats.renaming import rules_for, split_into
 from fp8core.checkpoint.formats.schemes import Scheme
 from fp8core.checkpoint.formats.selection import Selection
 from fp8core.checkpoint.reading.experts import stack_of
-from fp8core.problem import BLOCK_128
+from fp8core.problem import BLOCK_128, PER_TENSOR
 
 Status = Literal["quantized", "kept", "refused"]
 
@@ -67,8 +69,8 @@ def verdicts_of(
     """Return the verdict on every tensor of a checkpoint, in the order of the entries."""
     matrices = [module_of(entry.name) for entry in entries if entry.name.endswith(WEIGHT) and len(entry.shape) == 2]
     names = kinds.names_of(matrices, (entry.name for entry in entries), config)
-    tied = is_tied(config)
-    alone = [_verdict(entry, names, picked, scheme, tied) for entry in entries]
+    tied, rules = is_tied(config), rules_for(config)
+    alone = [_verdict(entry, names, picked, scheme, tied, rules) for entry in entries]
     joined = _joined(alone, scheme)
     return tuple(_scaled(verdict, input_scales) for verdict in joined) if scheme.static else tuple(joined)
 
@@ -81,7 +83,9 @@ def _scaled(verdict: Verdict, input_scales: Mapping[str, float]) -> Verdict:
     return verdict._replace(status="refused", reason=reason, chosen=True)
 
 
-def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme, tied: bool) -> Verdict:
+def _verdict(
+    entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme, tied: bool, rules: tuple[Rules, ...]
+) -> Verdict:
     """Return the verdict on a tensor, regardless of layers that vLLM joins with its layer."""
 
     def verdict(status: Status, reason: str, *, chosen: bool = False) -> Verdict:
@@ -109,6 +113,12 @@ def _verdict(entry: Entry, names: kinds.Names, picked: Selection, scheme: Scheme
     if cols > 0 and entry.shape[1] % cols:
         name = "block" if scheme.group_shape == BLOCK_128 else "mxfp8"
         return verdict("kept", f"scheme {name} needs k in multiples of {cols}, got {entry.shape[1]}")
+    count = split_into(entry.name, rules) if scheme.group_shape == PER_TENSOR else 1
+    if count > 1:
+        reason = (
+            f"transformers splits it into {count} layers, but not its only scale: scheme channel has one for each row"
+        )
+        return verdict("kept", reason)
     return verdict("quantized", kind.name)
 
 
